@@ -118,7 +118,7 @@ def main():
                 result = train_and_test(about, options)
                 path.write_text(json.dumps(result, indent=1) + "\n")
     runs = load(results)
-    print(table(runs), summary(runs), sep="\n\n")
+    print(table(runs), summary(runs, devices=2), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -275,9 +275,9 @@ class ParallelForward(ReplacedForward):
         found = unsynchronized_layers(self.net)
         if found:
             warn(
-                f"{found[0]} normalizes each device's {pluralize(rows, 'row')} alone, "
-                "so its running statistics are poor. Call make_parallel with "
-                "sync_bn=True, or pass more rows."
+                f"with sync_bn=False {found[0]} normalizes each device's "
+                f"{pluralize(rows, 'row')} alone, so its running statistics are "
+                "inaccurate. Call make_parallel with sync_bn=True, or pass more rows."
             )
 
     def _form_of_other_rows(self, args, shards, parameters):

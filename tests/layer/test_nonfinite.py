@@ -148,7 +148,7 @@ def test_few_rows_without_synchronization_are_told_once(recwarn):
         trainer.step(rows)
     name = by_gluon("norm", "BatchNorm")
     (warning,) = [w for w in recwarn if "sync_bn" in str(w.message)]
-    facts = name, "2 rows", "sync_bn=True"
+    facts = name, "2 rows", "sync_bn=False"
     assert all(fact in str(warning.message) for fact in facts)
     assert warning.filename == __file__
 

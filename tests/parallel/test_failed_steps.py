@@ -93,8 +93,8 @@ class Program:
             p.set_data(nd.array(rng.uniform(0.1, 0.5, p.shape)))
         settings = {"learning_rate": 0.1}
         stores = {"kvstore": kvstore, "update_on_kvstore": on_kvstore}
-        parameters = self.net.collect_params()
-        self.trainer = gluon.Trainer(parameters, optimizer, settings, **stores)
+        # A dict would be sorted by names, where "conv10" comes before "conv9".
+        self.trainer = gluon.Trainer(self.parameters, optimizer, settings, **stores)
 
     def queue(self, number, strike=lambda place, context: None):
         """Queue a step, and return its losses; `strike` is called at each place."""

@@ -38,7 +38,7 @@ def test_naive_engine_runs_one_device_and_refuses_two():
     assert output_of(ONE_STEP, 1, **naive) == "[-2.0, 0.0, 2.0]\n"
     result = run_python(ONE_STEP, 2, **naive)
     assert "MXNET_ENGINE_TYPE=NaiveEngine" in result.stderr
-    assert "num_devices must be 1" in result.stderr and result.returncode == 1
+    assert "num_devices=2" in result.stderr and result.returncode == 1
 
 
 def test_net_moves_to_other_contexts(make_devices):
