@@ -152,7 +152,7 @@ import os, sys
 from gluon_syncbn import installation
 import mxnet as mx
 os.environ["LD_LIBRARY_PATH"] = sys.argv[1]  # of the processes that are started
-installation._PATIENCE = int(sys.argv[2])
+installation._DRIVER_TIMEOUT = int(sys.argv[2])
 mx.runtime.Features.is_enabled = lambda self, name: name == "CUDA"
 found = installation.available_contexts()
 with open("/proc/self/maps") as maps:
