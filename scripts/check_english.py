@@ -1,4 +1,4 @@
-"""Report phrases that docs/design/contributing.md#english replaces with plain ones.
+"""Report phrases and openings of comments that CONTRIBUTING.md's rules replace.
 
 The exit status is 1 if a page, a Python file or a C++ file has such a phrase.
 """
@@ -15,8 +15,10 @@ PHRASE = re.compile(
     r"|,\s+(too|but\s+got)\b",
     re.IGNORECASE,
 )
-PREPOSITION = re.compile(
-    r"(of|in|by|for|with|to|at|from|on|behind|beside|without|under|between)\b", re.I
+NO_SUBJECT = re.compile(
+    r"(of|in|by|for|with|to|at|from|on|behind|beside|without|under|between|"
+    r"what|which|whose|tells|lets|notes)\b",
+    re.I,
 )
 NOT_IMPERATIVE = re.compile(r"(an?|the|what|whether|how|\w+[^s]s)\b", re.I)
 SUFFIXES = "py md h cc cu cuh inl c".split()
@@ -61,11 +63,11 @@ def faults(path, text):
         return
     is_python, last = path.endswith(".py"), 0
     for line, code, words in (python_comments if is_python else cpp_comments)(text):
-        if (code.strip() or last != line - 1) and PREPOSITION.match(words):
+        if (code.strip() or last != line - 1) and NO_SUBJECT.match(words):
             yield line, f"begins with {words.split()[0]}"
         last = line
     for line, words, is_action in docstrings(text) if is_python else ():
-        if PREPOSITION.match(words) or is_action and NOT_IMPERATIVE.match(words):
+        if NO_SUBJECT.match(words) or is_action and NOT_IMPERATIVE.match(words):
             yield line, f"begins with {words.split()[0]}"
 
 

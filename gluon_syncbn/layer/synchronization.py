@@ -218,11 +218,11 @@ class Synchronization:
 
     def check_thread(self, contexts: Sequence) -> None:
         """Warn once if the main thread calls a layer of several CPU contexts."""
+        if Synchronization.has_warned or here.contexts or len(contexts) < 2:
+            return
         is_main = threading.current_thread() is threading.main_thread()
-        is_loop = is_main and not here.contexts and self.settings.num_devices != 1
         on_cpus = all(context.device_type == "cpu" for context in contexts)
-        warned = Synchronization.has_warned
-        if is_loop and on_cpus and len(contexts) > 1 and not warned:
+        if is_main and on_cpus and self.settings.num_devices != 1:
             Synchronization.has_warned = True
             warn(
                 f"SyncBatchNorm '{self.name}' is on {comma_list(contexts)}, and the "

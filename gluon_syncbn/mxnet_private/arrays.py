@@ -58,13 +58,6 @@ def rebuild(value: Any, leaves: Iterator) -> Any:
     return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
 
 
-def share_bounds(rows: int, count: int) -> list[tuple[int, int]]:
-    """Return (begin, end) of each share; the first shares get the remaining rows."""
-    share, more = divmod(rows, count)
-    bounds = [k * share + min(k, more) for k in range(count + 1)]
-    return list(zip(bounds, bounds[1:]))
-
-
 # ---- MXNet's C library.
 
 

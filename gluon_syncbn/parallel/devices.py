@@ -29,10 +29,10 @@ from ..arguments import (
     pluralize,
 )
 from ..compat import Context
-from ..mxnet_private.arrays import draw_seed, set_seed, share_bounds, watch_seed
+from ..mxnet_private.arrays import draw_seed, set_seed, watch_seed
 from ..native import failures
 from ..native.interrupts import DeferredSignals
-from .shards import check_array, split_rows
+from .shards import check_array, share_bounds, split_rows
 
 _LISTS = (Sequence, mx.nd.NDArray, np.ndarray)
 

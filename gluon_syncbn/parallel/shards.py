@@ -18,7 +18,6 @@ from ..mxnet_private.arrays import (
     concat,
     flatten,
     rebuild,
-    share_bounds,
     to_context,
 )
 from ..mxnet_private.graphs import DTYPES, variables_behind
@@ -105,6 +104,13 @@ class Shards:
     def is_even(self) -> bool:
         """Whether all of several devices have equally many rows."""
         return len(self.rows) > 1 and len(set(self.rows)) == 1
+
+
+def share_bounds(rows: int, count: int) -> list[tuple[int, int]]:
+    """Return (begin, end) of each share; the first shares get the remaining rows."""
+    share, more = divmod(rows, count)
+    bounds = [k * share + min(k, more) for k in range(count + 1)]
+    return list(zip(bounds, bounds[1:]))
 
 
 def split_rows(

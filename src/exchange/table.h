@@ -30,7 +30,7 @@
 
 namespace syncbn {
 
-// What a device brings to an exchange.
+// A device's contribution to an exchange.
 struct Contribution {
   Phase phase = Phase::kForward;
   Members* members = nullptr;  // the layer's; null for a named call by the program

@@ -1,4 +1,4 @@
-// What the operator needs of MXNet's engine: arrays, errors, memory, and the wait before a fork.
+// The operator's access to MXNet's engine: arrays, errors, memory, and the wait before a fork.
 #pragma once
 #include <exception>
 #include <memory>

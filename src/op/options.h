@@ -9,8 +9,8 @@
 
 namespace syncbn {
 
-// What a batch does whose mean or variance is not finite: it updates the running statistics, does
-// not update them, or raises an error.
+// The effect of a batch whose mean or variance is not finite: it updates the running statistics,
+// does not update them, or raises an error.
 enum class NonFinite { kPropagate, kSkip, kRaise };
 
 struct Options {

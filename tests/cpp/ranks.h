@@ -119,7 +119,7 @@ class Simulation {
   std::mt19937 random;
   std::vector<std::unique_ptr<Rank>> ranks;
   std::vector<char> dead;
-  std::function<void(int rank)> wake = [](int) {};  // lets the rank's actors go on
+  std::function<void(int rank)> wake = [](int) {};  // the rank's actors go on
 
  private:
   static constexpr std::chrono::milliseconds kTick{5};

@@ -284,7 +284,7 @@ with autograd.train_mode():
 
 @pytest.mark.parametrize("length", range(1, 14))
 def test_samplers_of_all_ranks_have_equally_many_batches(length, monkeypatch):
-    """Which hold all samples, and as few twice as give each rank a row."""
+    """They hold all samples, and repeat only as many as give each rank a row."""
     shards = []
     for rank in range(3):
         world = partial(SimpleNamespace, rank=rank, size=3)

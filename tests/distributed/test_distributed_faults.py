@@ -196,7 +196,7 @@ assert 'built without MPI' in error_of(distributed.init)
     run_ranks(2, program, init="")
 
 
-STEPS_APART = {  # what one rank does, and how the error describes both ranks
+STEPS_APART = {  # one rank's code, and the error's words for both ranks
     "step(update=trainers[0].update) if rank else None": (
         "1 updates",
         "2 updates",

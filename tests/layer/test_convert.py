@@ -107,7 +107,7 @@ def test_batch_norm_with_relu_keeps_its_relu():
 
 
 class Configured(nn.BatchNorm):
-    """What only sets arguments is plain."""
+    """A subclass that only sets arguments is plain."""
 
     def __init__(self, **options):
         super().__init__(momentum=0.5, **options)

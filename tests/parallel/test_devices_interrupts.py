@@ -50,7 +50,7 @@ def test_a_function_that_never_ends_can_be_left():
 
 
 class Raised(Exception):
-    """What a signal's handler raises."""
+    """The exception of a signal's handler."""
 
 
 class SignalAt:

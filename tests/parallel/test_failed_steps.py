@@ -35,7 +35,7 @@ LONG, SHORT = 20, 0.3  # timeouts in seconds, of steps that succeed and that fai
 
 
 class UsersMistake(Exception):
-    """What a program raises by itself."""
+    """An exception of the program's own."""
 
 
 @mx.optimizer.register

@@ -86,7 +86,7 @@ def functions_called(devices, call):
                 frames[id(frame)] = frame, code.co_name
 
     devices.map(lambda: sys.setprofile(note))
-    gc.collect()  # what is left of other nets would call the library
+    gc.collect()  # remains of other nets would call the library
     gc.disable()
     frames.clear()
     sys.setprofile(note)

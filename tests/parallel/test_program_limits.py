@@ -151,7 +151,7 @@ def test_the_look_for_rows_changes_nothing(train):
 
 @gluon_1_only("hybrid_forward")
 def test_the_look_for_rows_is_before_the_call():
-    """What a net keeps is of the call: here of two devices, the second one's rows."""
+    """A net keeps the rows of its last call, which ran on the second device."""
     net = started(Kept(), cpus(2))
     net(array(X[:4]))
     h = net.dense(array(X[2:4]))

@@ -87,7 +87,7 @@ def trained(between, start, steps=3, net=None, **options):
         backward(lambda: (net(array(X)) ** 2).sum())
         between(net, trainer, step)
         mx.nd.waitall()  # MXNet's own static_shape nets read statistics too early
-    return [net(array(X)).asnumpy()], net  # what was written last counts from here on
+    return [net(array(X)).asnumpy()], net  # the latest write counts from here on
 
 
 def reduce_clip_update(net, trainer, step):

@@ -22,7 +22,7 @@ SHAPE = 3, 6, 6
 
 def small_net():
     net = nn.HybridSequential()
-    norm = partial(nn.BatchNorm, momentum=0.875)  # what float32 holds exactly
+    norm = partial(nn.BatchNorm, momentum=0.875)  # exact in float32
     net.add(nn.Conv2D(4, 3, padding=1), norm(), nn.Activation("relu"))
     net.add(nn.Conv2D(5, 3, strides=2), norm(), nn.Dense(3))
     return net
@@ -116,6 +116,6 @@ class Traced(Block):
 
     def count_graphs(self):
         mx.nd.waitall()
-        for _ in range(3):  # what a graph holds is freed after it
+        for _ in range(3):  # a graph's contents are freed after it
             gc.collect()
         return sum(function() is not None for function in self._functions)

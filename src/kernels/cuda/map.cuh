@@ -26,13 +26,7 @@ __global__ void __launch_bounds__(kThreads) MapKernel(Cut cut, ElementwisePass p
   }
   for (int64_t i = work.begin; i < work.end; i += kUnroll * cut.rows) {
     Vector<T, kWidth> in[kUnroll], dy[kUnroll] = {};
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      if (i + u * cut.rows >= work.end) continue;
-      const int64_t at = cut.OffsetOf(work, i + u * cut.rows);
-      in[u] = Read<T, kWidth>(pass.in, at);
-      if (Formula::kBackward) dy[u] = Read<T, kWidth>(pass.dy, at);
-    }
+    ReadVectors<Formula::kBackward>(pass, cut, work, i, in, dy);
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       if (i + u * cut.rows >= work.end) continue;

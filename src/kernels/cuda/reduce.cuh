@@ -85,13 +85,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksWithRegisters)
   int64_t vectors = 0;
   for (int64_t i = work.begin; i < work.end; i += kUnroll * cut.rows) {
     Vector<T, kWidth> in[kUnroll], dy[kUnroll] = {};
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      if (i + u * cut.rows >= work.end) continue;
-      const int64_t at = cut.OffsetOf(work, i + u * cut.rows);
-      in[u] = Read<T, kWidth>(pass.in, at);
-      if (Terms::kBackward) dy[u] = Read<T, kWidth>(pass.dy, at);
-    }
+    ReadVectors<Terms::kBackward>(pass, cut, work, i, in, dy);
     if (i == work.begin) {
 #pragma unroll
       for (int k = 0; k < kChannels; ++k) {

@@ -68,6 +68,20 @@ __device__ void Write(void* tensor, int64_t at, const Vector<T, kWidth>& vector)
   *reinterpret_cast<Vector<T, kWidth>*>(static_cast<T*>(tensor) + at) = vector;
 }
 
+// Reads the vectors i, i + rows, ... of a thread's work, as far as it has them.
+template <bool kBackward, typename T, int kWidth, int kUnroll>
+__device__ inline void ReadVectors(const PassInput& pass, const Cut& cut, const Work& work,
+                                   int64_t i, Vector<T, kWidth> (&in)[kUnroll],
+                                   Vector<T, kWidth> (&dy)[kUnroll]) {
+#pragma unroll
+  for (int u = 0; u < kUnroll; ++u) {
+    if (i + u * cut.rows >= work.end) continue;
+    const int64_t at = cut.OffsetOf(work, i + u * cut.rows);
+    in[u] = Read<T, kWidth>(pass.in, at);
+    if (kBackward) dy[u] = Read<T, kWidth>(pass.dy, at);
+  }
+}
+
 // The activation of a pass, in its arithmetic.
 template <typename A>
 struct FusedActivation {
