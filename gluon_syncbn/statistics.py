@@ -26,7 +26,7 @@ from .native.library import load
 from .native.processes import world
 from .parallel.devices import Devices
 from .parallel.forward import is_parallel
-from .parallel.replicas import restricted
+from .parallel.replicas import only_participants
 from .parallel.shards import Shards, check_array
 
 
@@ -217,7 +217,7 @@ class _Run:
                 self._collect(False)
 
         try:
-            with restricted(self._layers, shards.contexts):
+            with only_participants(self._layers, shards.contexts):
                 self._devices.map_first(call, shards.arguments)
         finally:
             self._collect(False)

@@ -167,20 +167,20 @@ def replace_forward(block: mx.gluon.Block, forward: Callable) -> None:
         setattr(block, name, forward)
 
 
-def restore_forward(block: mx.gluon.Block, former: dict) -> None:
-    """Undo `replace_forward`; `former` is the earlier result of `own_forward`."""
+def restore_forward(block: mx.gluon.Block, replaced: dict) -> None:
+    """Undo `replace_forward`; `replaced` is the earlier result of `own_forward`."""
     for name in own_forward(block):
         delattr(block, name)
-    for name, function in former.items():
+    for name, function in replaced.items():
         setattr(block, name, function)
 
 
-def run_forward(block: mx.gluon.Block, former: dict, args: Sequence) -> Any:
+def run_forward(block: mx.gluon.Block, replaced: dict, args: Sequence) -> Any:
     """Run the function that a call of a block ran before `replace_forward`."""
     is_graph = IS_GLUON_2 and getattr(block, "_active", False) and not is_traced(args)
     name = "_call_cached_op" if is_graph else "forward"
-    if name in former:
-        return former[name](*args)
+    if name in replaced:
+        return replaced[name](*args)
     return getattr(type(block), name)(block, *args)
 
 

@@ -201,15 +201,11 @@ def _symbols(arrays):
     return symbols
 
 
-# ---- Blocks of `autograd.record()`. Autograd has no public identity of the open block.
-
-_scope = autograd._RecordingStateScope
-_MXNET_ENTER, _MXNET_EXIT = _scope.__enter__, _scope.__exit__
-_counting = 0  # owners
+# ---- Scopes: ``with autograd.record():`` and such. The open scope has no public name.
 
 
-class _Blocks(threading.local):
-    """The number of blocks that a thread has entered, and its open scopes.
+class _Scopes(threading.local):
+    """The number of outermost scopes that a thread has entered, and its open scopes.
 
     Ctrl-C may raise in the first line of `__enter__` or `__exit__`, so that `__exit__`
     never ends. The weak set then drops the scope, because nothing else refers to it.
@@ -219,38 +215,30 @@ class _Blocks(threading.local):
         self.number, self.open = 0, weakref.WeakSet()
 
 
-_blocks = _Blocks()
+_scopes = _Scopes()
 
 
-def count_blocks_for(owner: Any) -> None:
-    """Count the blocks that threads enter, until `owner` is deleted."""
-    global _counting
-    _counting += 1
-    _scope.__enter__, _scope.__exit__ = _enter, _exit
-    weakref.finalize(owner, _end_counting).atexit = False
+@functools.lru_cache(maxsize=None)
+def count_scopes() -> None:
+    """Count the scopes of ``autograd`` that threads enter from now on."""
+    scope = autograd._RecordingStateScope
+    enter, leave = scope.__enter__, scope.__exit__
+
+    def counted_enter(self):
+        _scopes.number += not _scopes.open
+        _scopes.open.add(self)
+        return enter(self)
+
+    def counted_leave(self, *exception):
+        _scopes.open.discard(self)
+        return leave(self, *exception)
+
+    scope.__enter__, scope.__exit__ = counted_enter, counted_leave
 
 
-def block_number() -> int:
-    """Return how many outermost blocks this thread has entered while counting."""
-    return _blocks.number
-
-
-def _end_counting():
-    global _counting
-    _counting -= 1
-    if not _counting:
-        _scope.__enter__, _scope.__exit__ = _MXNET_ENTER, _MXNET_EXIT
-
-
-def _enter(self):
-    _blocks.number += not _blocks.open
-    _blocks.open.add(self)
-    return _MXNET_ENTER(self)
-
-
-def _exit(self, *exception):
-    _blocks.open.discard(self)
-    return _MXNET_EXIT(self, *exception)
+def scope_number() -> int:
+    """Return how many outermost scopes this thread has entered while counting."""
+    return _scopes.number
 
 
 # ---- Backward. MXNet has no hook for it, but `backward` and `autograd.grad` call the

@@ -17,7 +17,7 @@ from .parameters import (
     data_of,
     gradients_of,
     is_fresh,
-    is_parallel,
+    is_replicated,
     is_summed,
     mark_fresh,
     trainer_set,
@@ -62,7 +62,7 @@ def update_on_devices(trainer: mx.gluon.Trainer) -> None:
     is_local = _is_local(trainer._kvstore_params["kvstore"])
     if not is_local or trainer._contains_sparse_weight:
         return
-    if not any(map(is_parallel, trainer._params)):
+    if not any(map(is_replicated, trainer._params)):
         return
     trainer._kvstore_params["update_on_kvstore"] = False
     if trainer._update_on_kvstore:
@@ -97,7 +97,7 @@ def updated_once(trainer: mx.gluon.Trainer) -> Iterator[None]:
     counts its updates. First, the first replica receives what the program may have
     written to other replicas and to the gradient on the current context.
     """
-    parallel = [p for p in trainer._params if is_parallel(p) and gradients_of(p)]
+    parallel = [p for p in trainer._params if is_replicated(p) and gradients_of(p)]
     for parameter in parallel:
         gradients = gradients_of(parameter)
         current = _current(gradients)
@@ -126,14 +126,14 @@ def share_states(trainer: mx.gluon.Trainer) -> None:
 
 @contextlib.contextmanager
 def _one_replica_each(trainer, parameters, grad_req=None):
-    former, chosen = trainer._params, set(map(id, parameters))
+    saved, chosen = trainer._params, set(map(id, parameters))
     trainer._params = [
-        _OneReplica(p, grad_req or p.grad_req) if id(p) in chosen else p for p in former
+        _OneReplica(p, grad_req or p.grad_req) if id(p) in chosen else p for p in saved
     ]
     try:
         yield
     finally:
-        trainer._params = former
+        trainer._params = saved
 
 
 class _OneReplica:

@@ -16,7 +16,7 @@ from ..mxnet_private.arrays import mxnet_path
 
 _NAME = "libgluon_syncbn.so"
 _MPI_NAME = "libgluon_syncbn_mpi.so"
-_CURE = (
+_BUILD = (
     "`pip install .`, or for development with `pip install --no-build-isolation -e .`"
 )
 _SEAL = b"gluon_syncbn"  # as in setup.py
@@ -38,20 +38,16 @@ class Status(ctypes.c_int):
     """The result of a function that can fail and returns nothing else."""
 
 
-def _count(result, *_call):
+def _check(result, *_call):
     if result.value < 0:
         raise RuntimeError(load().gluon_syncbn_last_error())
     return result.value
 
 
-def _status(result, *_call):
-    _count(result)
-
-
 _CONVERSIONS = {
     Text: lambda result, *_call: result.value.decode(),
-    Count: _count,
-    Status: _status,
+    Count: _check,
+    Status: _check,
 }
 
 
@@ -131,7 +127,7 @@ def load() -> ctypes.CDLL:
     file = path()
     if not file.exists():
         raise ImportError(
-            f"{file} does not exist. Build it with {_CURE}. If it is installed, start "
+            f"{file} does not exist. Build it with {_BUILD}. If it is installed, start "
             f"Python outside {file.parent.parent}, which contains the sources."
         )
     limit = os.environ.get("GLUON_SYNCBN_INSTRUCTION_SET")
@@ -143,7 +139,7 @@ def load() -> ctypes.CDLL:
         library = ctypes.CDLL(str(file))
     except OSError as error:
         raise ImportError(
-            f"{file} cannot be loaded ({error}). Build it again with {_CURE}."
+            f"{file} cannot be loaded ({error}). Build it again with {_BUILD}."
         ) from None
     declare(library, file, _SIGNATURES)
     if library.gluon_syncbn_register(mxnet_path()) != 0:
@@ -203,7 +199,7 @@ def _code(ctype):
 
 def _other_sources(file, fault):
     return ImportError(
-        f"{file} was built from other sources: {fault}. Build it again with {_CURE}."
+        f"{file} was built from other sources: {fault}. Build it again with {_BUILD}."
     )
 
 

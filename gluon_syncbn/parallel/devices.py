@@ -13,7 +13,6 @@ import weakref
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import mxnet as mx
@@ -31,7 +30,6 @@ from ..arguments import (
 from ..compat import Context
 from ..mxnet_private.arrays import draw_seed, set_seed, watch_seed
 from ..native import failures
-from ..native.interrupts import DeferredSignals
 from .shards import check_array, share_bounds, split_rows
 
 _LISTS = (Sequence, mx.nd.NDArray, np.ndarray)
@@ -280,11 +278,11 @@ class Devices:
         """
         for position, length in enumerate(_lengths(lists)):
             if length != len(self):
-                cure = ". A net of make_parallel takes batches with fewer rows."
+                fix = ". A net of make_parallel takes batches with fewer rows."
                 raise ValueError(
                     f"list {position} must have one element for each of the "
                     f"{pluralize(len(self), 'context')}, got {length}"
-                    f"{cure if length < len(self) else ''}"
+                    f"{fix if length < len(self) else ''}"
                 )
         return self.map_first(function, *lists)
 
@@ -305,64 +303,47 @@ class Devices:
                 f"lists must have equal lengths of at most {len(self)}, got lengths "
                 f"{comma_list(sorted(lengths))}"
             )
-        is_nested = bool(failures.here.contexts)  # the outermost map has the turn
-        with DeferredSignals() as section:
-            with nullcontext() if is_nested else self._turn(section):
-                call = _with_callers_state(function, self.contexts)
-                with self._cancelling_on_error(is_nested, section):
-                    return [
-                        section.wait(
-                            *(1, self._workers.worker_for(context).call),
-                            *(call, context, *elements),
-                        )
-                        for context, *elements in zip(self.contexts, *lists)
-                    ]
-
-    @contextmanager
-    def _turn(self, section):
-        """Make other threads' `map` wait for the end of the ``with`` block."""
-        turn = failures.turn()
-        try:
-            is_free = turn.acquire(False)
-            if not (is_free or section.wait(0, turn.acquire, True, failures.bound())):
+        is_nested = bool(failures.here.contexts)
+        with failures.turn() as (section, has_turn):
+            if not has_turn:
                 raise mx.MXNetError(
                     f"waited {failures.get_timeout():g} s for the map of another thread"
                 )
-            section.wait(0, self._workers.finish)  # an interrupted map may still run
-            failures.check_thread()
-            yield
-        finally:
-            with suppress(RuntimeError):  # this thread has not got its turn
-                turn.release()
-
-    @contextmanager
-    def _cancelling_on_error(self, is_nested, section):
-        try:
-            yield
-        except BaseException as error:
-            reason = (
-                "cancelled because a call for another context raised "
-                f"{type(error).__name__}: {error}"
-            )
-            failures.end_waits(reason)
             if not is_nested:
-                # A KeyboardInterrupt may leave a thread at work, and MXNet crashes if
-                # two threads call it at once.
-                section.wait(0, self._workers.finish)
-            failures.give_up(reason)
-            raise
+                section.wait(0, self._workers.finish)  # an interrupted map may go on
+                failures.check_thread()
+            call = _with_callers_state(function, self.contexts)
+            try:
+                results = []
+                for context, *elements in zip(self.contexts, *lists):
+                    worker = self._workers.worker_for(context)
+                    arguments = call, context, *elements
+                    results.append(section.wait(1, worker.call, *arguments))
+                return results
+            except BaseException as error:
+                reason = (
+                    "cancelled because a call for another context raised "
+                    f"{type(error).__name__}: {error}"
+                )
+                failures.end_waits(reason)
+                if not is_nested:
+                    # A KeyboardInterrupt may leave a thread at work, and MXNet crashes
+                    # if two threads call it at once.
+                    section.wait(0, self._workers.finish)
+                failures.give_up(reason)
+                raise
 
 
-class ContextOfLoop(Devices):
-    """One context of a plain loop, with a thread of its own.
+class OwnThreads(Devices):
+    """Devices with threads of their own.
 
-    Loops of several training threads may reach the contexts in different orders. With
-    one thread a context, whose operators share memory, each loop would wait for the
-    other loop's operators.
+    Plain loops of several training threads may reach the contexts in different orders.
+    With one thread a context, whose operators share memory, each loop would wait for
+    the other loop's operators.
     """
 
-    def __init__(self, context: mx.Context) -> None:
-        super().__init__([context])
+    def __init__(self, contexts: Sequence[mx.Context]) -> None:
+        super().__init__(contexts)
         self._workers = Workers()
 
 
@@ -408,7 +389,7 @@ def _with_callers_state(function, contexts):
     np_shape, np_array = mx.util.is_np_shape(), mx.util.is_np_array()
 
     def call(context, *elements):
-        former, failures.here.contexts = failures.here.contexts, contexts
+        previous, failures.here.contexts = failures.here.contexts, contexts
         try:
             if _thread_seed.count != seed[0]:
                 _seed_thread(context, *seed)
@@ -417,6 +398,6 @@ def _with_callers_state(function, contexts):
                 with mx.util.np_shape(np_shape), mx.util.np_array(np_array):
                     return function(*elements)
         finally:
-            failures.here.contexts = former
+            failures.here.contexts = previous
 
     return call

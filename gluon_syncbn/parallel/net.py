@@ -17,9 +17,15 @@ from ..arguments import (
 )
 from ..layer.synchronization import NONFINITE, Settings
 from ..mxnet_private.blocks import blocks_of, forget_graph, replace_forward
-from ..mxnet_private.parameters import data_of, is_deferred, move, trainer_set
+from ..mxnet_private.parameters import (
+    data_of,
+    is_deferred,
+    move,
+    trainer_set,
+    undo_replicate,
+)
 from ..mxnet_private.trainers import share_states
-from . import replicas
+from ..native import steps
 from .devices import Devices, check_devices
 from .forward import ParallelForward, check_not_parallel, is_parallel
 
@@ -136,7 +142,10 @@ def make_parallel(
             "Rename the attribute."
         )
     if reset_ctx:
-        _move(net, contexts)
+        mx.nd.waitall()  # no read waits for work that changes a weight's layout
+        for parameter in net.collect_params().values():
+            if data_of(parameter) or is_deferred(parameter):
+                move(parameter, contexts)
     settings = Settings(len(contexts), nonfinite=nonfinite) if sync_bn else None
     forward = ParallelForward(net, Devices(contexts), batch_axis, settings)
     blocks = blocks_of(net)
@@ -196,7 +205,8 @@ def revert_parallel(net: mx.gluon.Block) -> mx.gluon.Block:
     for trainer in set(filter(None, map(trainer_set, parameters))):
         share_states(trainer)
     for parameter in parameters:
-        replicas.release(parameter)
+        undo_replicate(parameter)
+    steps.release_trainers(parameters)
     net.apply(forget_graph)
     return net
 
@@ -213,11 +223,3 @@ def _load_parameters(net, contexts, filename, ctx=None, *args, device=None, **kw
 
 def _first(*values):
     return next(value for value in values if value is not None)
-
-
-def _move(net: mx.gluon.Block, contexts: Sequence[mx.Context]) -> None:
-    """Move the parameters that have contexts."""
-    mx.nd.waitall()  # MXNet may still change a weight's layout, which no read waits for
-    for parameter in net.collect_params().values():
-        if data_of(parameter) or is_deferred(parameter):
-            move(parameter, contexts)

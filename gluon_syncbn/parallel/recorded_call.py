@@ -15,7 +15,7 @@ from __future__ import annotations
 import collections
 import weakref
 from itertools import compress
-from typing import Any, Callable, Iterable, Sequence
+from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -32,23 +32,25 @@ from .shards import Shards, join_shards
 _calls = weakref.WeakValueDictionary()  # the key is the lifetime anchor's name
 
 
-class Span:
-    """The operators that a net records on devices from now until `end`."""
+class Span(NamedTuple):
+    """The operators that a net has recorded on devices during one call."""
 
-    def __init__(self, net: mx.gluon.Block) -> None:
-        self.net, self.first = name_of(net), graphs.next_operator()
-
-    def end(self, variables: set) -> None:
-        """Refuse losses that depend on these operators from now on.
-
-        `variables` are the names of all variables that their graphs may have.
-        """
-        self.variables, self.last = variables, graphs.next_operator()
-        _spans.append(self)
+    net: str
+    first: int
+    last: int
+    variables: set  # names of all variables that the devices' graphs may have
 
 
 # An array of a device's graph that the net has kept may outlive the call.
 _spans: Any = collections.deque(maxlen=100)
+
+
+def refuse_losses(net: mx.gluon.Block, first: int, variables: set) -> None:
+    """Refuse losses that depend on the operators from number `first` to now.
+
+    `variables` are the names of all variables that their graphs may have.
+    """
+    _spans.append(Span(name_of(net), first, graphs.next_operator(), variables))
 
 
 def any_recorded() -> bool:
@@ -94,7 +96,7 @@ class RecordedCall:
         Heads of the caller's graph before the call.
     cut_leaves : dict of NDArray
         Variables, by name, of the caller's graph after the call.
-    is_parallel : bool
+    splits_batch : bool
         False in a plain loop, whose caller has split the batch.
     heads : list of NDArray
         The devices' outputs that a backward has reached.
@@ -109,11 +111,11 @@ class RecordedCall:
     ) -> None:
         self.parameters, self._net = parameters, net
         self._devices, self._shards = devices, shards
-        self.is_parallel = shards.axis is not None
+        self.splits_batch = shards.axis is not None
         self._anchor = mx.nd.zeros((1,), ctx=shards.contexts[0])
         self._anchor.attach_grad("null")
         (self.lifetime_anchor,) = graphs.names_of([self._anchor])
-        self._span = Span(net)
+        self._first_operator = graphs.next_operator()
         # Views, because a head of MXNet must not be a variable, nor occur twice.
         arrays = [x.as_nd_ndarray() for x, *_ in shards.recorded]
         self.inputs = [x.reshape(x.shape) for x in arrays]
@@ -134,7 +136,8 @@ class RecordedCall:
         places = zip(contexts, self._device_outputs, self._device_inputs)
         variables = [self._variables(*place, known) for place in places]
         if len(contexts) > 1 or axis is None:
-            self._span.end(set().union(*known.values(), *(own for own, _ in variables)))
+            names = set().union(*known.values(), *(own for own, _ in variables))
+            refuse_losses(self._net, self._first_operator, names)
         are_trained = [is_trained for _, is_trained in variables]
         autograd.set_recording(False)
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any, Sequence
@@ -22,7 +21,7 @@ from ..mxnet_private.arrays import (
 )
 from ..mxnet_private.graphs import DTYPES, variables_behind
 
-_CURE = "Return one value per row, also from a loss inside the net."
+_FIX = "Return one value per row, also from a loss inside the net."
 
 
 @dataclass(frozen=True)
@@ -207,23 +206,12 @@ def _number_of_rows(arrays, axis):
     return counts.pop()
 
 
-def form_of_arguments(args: Any, leaves: Sequence, axis: int) -> str:
-    """Return the structure, types and dimensions of arguments, without their sizes."""
-    return without_sizes(
-        str(rebuild(args, iter([_form(leaf, axis) for leaf in leaves])))
-    )
-
-
-def without_sizes(form: str) -> str:
-    """Replace the sizes in a form, which may differ from call to call."""
-    return re.sub(r"\d+", "n", form)
-
-
 def common_form(outputs: Sequence, leaves: Sequence, shards: Shards) -> str:
-    """Return the form of each device's outputs, in which a star stands for the rows.
+    """Return the form of each device's outputs: structure, types, dtypes and shapes.
 
-    `outputs` and their `leaves` are in the order of the devices. Raise ValueError if an
-    output has another length than the rows, or if forms differ.
+    A star stands for the rows in a shape. `outputs` and their `leaves` are in the order
+    of the devices. Raise ValueError if an output has another length than the rows, or
+    if forms differ.
     """
     axis, forms = shards.axis, []
     for output, arrays, rows in zip(outputs, leaves, shards.rows):
@@ -233,7 +221,7 @@ def common_form(outputs: Sequence, leaves: Sequence, shards: Shards) -> str:
             if not -leaf.ndim <= axis < leaf.ndim or leaf.shape[axis] != rows:
                 raise ValueError(
                     f"output {number} must have {rows} rows along axis {axis} like the "
-                    f"input, got shape {leaf.shape} on {leaf.context}. {_CURE}"
+                    f"input, got shape {leaf.shape} on {leaf.context}. {_FIX}"
                 )
         texts = [_form(leaf, axis) for leaf in arrays]
         forms.append(str(rebuild(output, iter(texts))))
@@ -252,7 +240,7 @@ def check_same_form(form: str, other: str | None, rows: int) -> None:
     if other not in (form, None):
         raise ValueError(
             "the outputs must have the same form for any number of rows (*), got "
-            f"{form} for {rows} on each device and {other} for another number. {_CURE}"
+            f"{form} for {rows} on each device and {other} for another number. {_FIX}"
         )
 
 
