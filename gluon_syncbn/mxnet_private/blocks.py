@@ -9,7 +9,7 @@ import gc
 import inspect
 import sys
 from operator import attrgetter
-from typing import Any, Callable, Iterable, NamedTuple, Sequence
+from typing import Any, Iterable, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet.gluon import HybridBlock, nn
@@ -156,32 +156,31 @@ def call_with_parameters(block: mx.gluon.HybridBlock, *inputs: Any) -> Any:
 _RUNS = ("forward", "_call_cached_op") if IS_GLUON_2 else ("forward",)
 
 
-def own_forward(block: mx.gluon.Block) -> dict:
-    """Return the functions that replace the class's methods on one block, by name."""
-    return {name: vars(block)[name] for name in _RUNS if name in vars(block)}
+class ForwardReplacement:
+    """A replacement for the function that a call of one net runs, hybridized or not.
 
+    It is an attribute of the net, so a copy of the net has its own.
+    """
 
-def replace_forward(block: mx.gluon.Block, forward: Callable) -> None:
-    """Replace the function that a call of one block runs, hybridized or not."""
-    for name in _RUNS if isinstance(block, HybridBlock) else ("forward",):
-        setattr(block, name, forward)
+    def __init__(self, net: mx.gluon.Block) -> None:
+        self.net = net
+        self._replaced = {name: vars(net)[name] for name in _RUNS if name in vars(net)}
 
+    def install(self) -> None:
+        for name in _RUNS if isinstance(self.net, HybridBlock) else ("forward",):
+            setattr(self.net, name, self)
 
-def restore_forward(block: mx.gluon.Block, replaced: dict) -> None:
-    """Undo `replace_forward`; `replaced` is the earlier result of `own_forward`."""
-    for name in own_forward(block):
-        delattr(block, name)
-    for name, function in replaced.items():
-        setattr(block, name, function)
+    def remove(self) -> None:
+        for name in _RUNS:
+            vars(self.net).pop(name, None)
+        vars(self.net).update(self._replaced)
 
-
-def run_forward(block: mx.gluon.Block, replaced: dict, args: Sequence) -> Any:
-    """Run the function that a call of a block ran before `replace_forward`."""
-    is_graph = IS_GLUON_2 and getattr(block, "_active", False) and not is_traced(args)
-    name = "_call_cached_op" if is_graph else "forward"
-    if name in replaced:
-        return replaced[name](*args)
-    return getattr(type(block), name)(block, *args)
+    def run_replaced(self, *args: Any) -> Any:
+        is_active = IS_GLUON_2 and getattr(self.net, "_active", False)
+        name = "_call_cached_op" if is_active and not is_traced(args) else "forward"
+        if name in self._replaced:
+            return self._replaced[name](*args)
+        return getattr(type(self.net), name)(self.net, *args)
 
 
 class Trace(NamedTuple):

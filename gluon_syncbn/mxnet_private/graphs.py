@@ -14,7 +14,6 @@ from typing import Any, Callable, Iterable, Sequence
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
-from mxnet.ndarray import _ndarray_cls
 
 from .arrays import identity as _identity
 
@@ -263,7 +262,6 @@ class BackwardCall:
         self.retain_graph, self.train_mode = bool(retain_graph), bool(train_mode)
 
     def run(self) -> None:
-        """Run MXNet's own backward."""
         mx.base.check_call(_mxnet_differentiate(*self._arguments))
 
 
@@ -273,12 +271,19 @@ def replace_backward(
     """Call `backward` in place of MXNet's function whenever `concerns()` is true."""
 
     def replacement(*arguments):
-        if not concerns():
+        if _own.is_running or not concerns():
             return _mxnet_differentiate(*arguments)
         backward(BackwardCall(arguments))
         return 0
 
     _LIB.MXAutogradBackwardEx = replacement
+
+
+class _Own(threading.local):
+    is_running = False  # True in `differentiate`
+
+
+_own = _Own()
 
 
 def differentiate(
@@ -292,22 +297,16 @@ def differentiate(
 
     A gradient that is None stands for ones.
     """
-    grads = ctypes.POINTER(ctypes.c_void_p)()
-    stypes = ctypes.POINTER(ctypes.c_int)()
-    head_gradients = (ctypes.c_void_p * len(heads))(
-        *(None if gradient is None else gradient.handle for gradient in gradients)
-    )
-    flags = map(ctypes.c_int, (retain_graph, False, train_mode))
-    code = _mxnet_differentiate(
-        *(len(heads), mx.base.c_handle_array(heads), head_gradients),
-        *(len(variables), mx.base.c_handle_array(variables), *flags),
-        *(ctypes.byref(grads), ctypes.byref(stypes)),
-    )
-    mx.base.check_call(code)
-    return [
-        _ndarray_cls(ctypes.c_void_p(grads[k]), stype=stypes[k])
-        for k in range(len(variables))
-    ]
+    heads, gradients, variables = list(heads), list(gradients), list(variables)
+    _own.is_running = True
+    try:
+        if variables:
+            options = retain_graph, False, train_mode
+            return autograd.grad(heads, variables, gradients, *options)
+        autograd.backward(heads, gradients, retain_graph, train_mode)
+        return []
+    finally:
+        _own.is_running = False
 
 
 def drop(heads: Sequence) -> None:

@@ -143,8 +143,9 @@ def replicate(parameter: Any, contexts: Sequence, here: Any) -> bool:
 
 def set_summed(parameters: Iterable, summed: bool) -> None:
     """Set what `is_summed` returns."""
-    for parameter in filter(is_replicated, parameters):
-        parameter.data.is_summed = summed
+    for parameter in parameters:
+        if isinstance(parameter.data, ReplicatedData):
+            parameter.data.is_summed = summed
 
 
 def undo_replicate(parameter: mx.gluon.Parameter) -> None:

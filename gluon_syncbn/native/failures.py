@@ -278,32 +278,25 @@ def warn(text: str) -> None:
 
 @ctypes.CFUNCTYPE(None)
 def _locate():
+    """Pass a line of text for each thread of the program to native code, main first."""
     try:
-        load().gluon_syncbn_tell_where(_lines_of_threads())
+        frames, main = sys._current_frames(), threading.main_thread()  # noqa: SLF001
+        lines = ""
+        for thread in dict.fromkeys((main, *threading.enumerate())):
+            place = _place(_users_frame(frames.get(thread.ident or 0)))
+            name = "The program" if thread is main else f"Its thread '{thread.name}'"
+            lines += f"\n{name} stands at {place}" if place else ""
+        load().gluon_syncbn_tell_where(lines)
     except BaseException:  # the timeout's error is raised without these lines
         pass
 
 
-def _lines_of_threads():
-    """Return a line of text for each thread of the user's program, main first."""
-    frames, main = sys._current_frames(), threading.main_thread()  # noqa: SLF001
-    threads = {main.ident: main, **{t.ident: t for t in threading.enumerate()}}
-    lines = ""
-    for ident, thread in threads.items():
-        place = _place(frames.get(ident or 0))
-        if place:
-            name = "The program" if thread is main else f"Its thread '{thread.name}'"
-            lines += f"\n{name} stands at {place}"
-    return lines
-
-
 def _place(frame):
-    """Return file, line, function and source of the user's innermost frame."""
-    frame = _users_frame(frame)
+    """Return a frame's file, line, function and source."""
     if frame is None:
         return ""
-    code = frame.f_code
-    path, folder = code.co_filename, os.path.join(os.getcwd(), "")
+    code, folder = frame.f_code, os.path.join(os.getcwd(), "")
+    path = code.co_filename
     source = linecache.getline(path, frame.f_lineno).strip()
     inside = "" if code.co_name == "<module>" else f", in {code.co_name}"
     source = f": {source}" if source else ""
@@ -326,15 +319,10 @@ def _users_frame(frame):
 
 # ---- When this module is imported.
 
-
-def _set_timeout_from_environment():
-    value = os.environ.get(_VARIABLE)
-    try:
-        if value is not None:
-            set_timeout(float(value))
-    except ValueError:
-        check_timeout(value, _VARIABLE)  # raises an error with the variable's name
-
-
 load()  # registers the operator, so that symbols from files find it
-_set_timeout_from_environment()
+_seconds = os.environ.get(_VARIABLE)
+if _seconds is not None:
+    try:
+        set_timeout(float(_seconds))
+    except ValueError:
+        check_timeout(_seconds, _VARIABLE)  # raises an error with the variable's name

@@ -88,7 +88,6 @@ class DeferredSignals:
             self._patience = previous
 
     def handle(self, number: int, handler: Callable, frame: Any) -> None:
-        """Call a signal's handler, now or later."""
         if DeferredSignals._open is self:
             self._deferred.append((number, handler, frame))
             self._call_due()

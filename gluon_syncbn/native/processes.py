@@ -45,32 +45,10 @@ class World:
 
     def __init__(self, comm: Any = None, machines: Sequence = ("this one",)) -> None:
         self.comm, self.size = comm, len(machines)
+        self.is_connected, self.has_left = comm is not None, False
         self.rank = 0 if comm is None else comm.rank
         own = machines[self.rank]
         self.of_machine = [rank for rank in range(self.size) if machines[rank] == own]
-        self._pid, self.has_left = os.getpid(), False
-
-    @property
-    def is_connected(self) -> bool:
-        return self.comm is not None
-
-    def leave(self) -> None:
-        """Leave the other processes, without waiting for them."""
-        if self.is_connected and not self.has_left:
-            mx.nd.waitall()
-            self.has_left = True
-            load().gluon_syncbn_distributed_leave()
-
-    def end(self) -> None:
-        """Leave the other processes when the interpreter exits."""
-        if os.getpid() != self._pid:
-            return  # a fork: MPI belongs to the parent
-        load().gluon_syncbn_distributed_leave()
-        # No operator of ours is running after this.
-        failures.give_up("the Python interpreter exits")
-        # mpi4py finalizes MPI after all exit handlers. That waits for all ranks with a
-        # busy processor, so ranks are awaited here.
-        load().gluon_syncbn_distributed_stop(failures.get_timeout())
 
 
 _world = World()
@@ -79,6 +57,18 @@ _world = World()
 def world() -> World:
     """Return the processes that this process is connected with."""
     return _world
+
+
+def _leave_at_exit(pid):
+    """Leave the other processes when the interpreter exits."""
+    if os.getpid() != pid:
+        return  # a fork: MPI belongs to the parent
+    load().gluon_syncbn_distributed_leave()
+    # No operator of ours is running after this.
+    failures.give_up("the Python interpreter exits")
+    # mpi4py finalizes MPI after all exit handlers. That waits for all ranks with a busy
+    # processor, so ranks are awaited here.
+    load().gluon_syncbn_distributed_stop(failures.get_timeout())
 
 
 def wait_seconds(timeout: float | None) -> float:
@@ -140,7 +130,7 @@ def init(timeout: float | None = None) -> None:
     load().gluon_syncbn_distributed_open(_transport(comm))
     _world = World(comm, machines)
     # Runs before the handler of failures.py, which was registered earlier.
-    atexit.register(_world.end)
+    atexit.register(_leave_at_exit, os.getpid())
 
 
 def is_initialized() -> bool:
@@ -222,7 +212,10 @@ def shutdown() -> None:
         distributed.shutdown()
         assert distributed.size() >= 1
     """
-    _world.leave()
+    if _world.is_connected and not _world.has_left:
+        mx.nd.waitall()
+        _world.has_left = True
+        load().gluon_syncbn_distributed_leave()
 
 
 def groups_of(k: int) -> list[list[int]]:
@@ -259,7 +252,7 @@ def groups_of(k: int) -> list[list[int]]:
 # ---- MPI.
 
 # All ranks create these together: a communicator, the names of their machines, and the
-# pending requests, which go on after a timeout.
+# pending request, which goes on after a timeout.
 _connection: list = []
 
 
@@ -276,22 +269,29 @@ def _connect(timeout):
                 f"mpirun of {_name_of(mpi)}, which mpi4py uses, or unset {name} to run "
                 "one process."
             )
+    deadline = time.monotonic() + timeout
     if not _connection:
+        comm, request = mpi.COMM_WORLD.Idup()
+        _connection.extend([comm, None, request])
+    _await_request(deadline, timeout)
+    comm, names, _ = _connection
+    if names is None:
         own = np.array(mpi.Get_processor_name(), f"S{mpi.MAX_PROCESSOR_NAME}")
         names = np.empty(number, own.dtype)
-        comm, copied = mpi.COMM_WORLD.Idup()
-        gathered = mpi.COMM_WORLD.Iallgather([own, mpi.CHAR], [names, mpi.CHAR])
-        _connection.extend([comm, names, [copied, gathered]])
-    comm, names, requests = _connection
-    deadline = time.monotonic() + timeout
-    while not mpi.Request.Testall(requests):  # a blocking call would occupy a processor
+        request = comm.Iallgather([own, mpi.CHAR], [names, mpi.CHAR])
+        _connection[1:] = names, request
+        _await_request(deadline, timeout)
+    return comm, names.tolist()
+
+
+def _await_request(deadline, timeout):
+    while not _connection[2].Test():  # a blocking call would occupy a processor
         if time.monotonic() > deadline:
             raise RuntimeError(
                 "not every process that the launcher started called "
                 f"gluon_syncbn.distributed.init() within {timeout:g} s"
             )
         time.sleep(2e-4)
-    return comm, names.tolist()
 
 
 def _import_mpi4py(timeout):
@@ -334,7 +334,7 @@ def _transport(comm):
         )
     reason = "the library has loaded another MPI"
     try:
-        library = _open(file)
+        library = ctypes.CDLL(str(file))
         declare(library, file, _SIGNATURES)
         if library.gluon_syncbn_mpi_initialized():
             return library.gluon_syncbn_mpi_transport(comm.py2f())
@@ -345,10 +345,6 @@ def _transport(comm):
         f"({reason}). Install mpi4py for the other MPI, or run "
         "`pip install --force-reinstall '.[mpi]'`."
     )
-
-
-def _open(file):
-    return ctypes.CDLL(str(file))
 
 
 def _name_of(mpi):

@@ -39,11 +39,14 @@ _LISTS = (Sequence, mx.nd.NDArray, np.ndarray)
 # when the thread has ended, so a context's thread lives as long as its process.
 
 
-class _OwnQueue(threading.local):
-    calls: Any = None  # the queue of the Worker that runs in this thread
+class _Thread(threading.local):
+    """State of the calling thread."""
+
+    calls: Any = None  # the queue of the Worker that runs in it
+    seed_count = -1  # calls of mx.random.seed when it was seeded
 
 
-_own_queue = _OwnQueue()
+_thread = _Thread()
 
 
 class Worker:
@@ -67,7 +70,7 @@ class Worker:
         A worker that waits for another worker's result serves its own calls meanwhile,
         so calls of workers may be nested in any order.
         """
-        own = _own_queue.calls
+        own = _thread.calls
         if own is self._calls:
             return function(*arguments)
         result: Future = Future()
@@ -86,7 +89,7 @@ class Worker:
 
 def _serve(calls):
     """Run a worker's calls in its thread until a None."""
-    _own_queue.calls = calls
+    _thread.calls = calls
     for result, function, arguments in iter(calls.get, None):
         try:
             result.set_result(function(*arguments))
@@ -101,8 +104,10 @@ class Workers:
     def __init__(self) -> None:
         self._workers: dict = {}
 
+    def __reduce__(self) -> tuple:  # a copy of a net in a plain loop has its own
+        return Workers, ()
+
     def worker_for(self, context: mx.Context) -> Worker:
-        """Return the worker of a context."""
         key = os.getpid(), context
         if key not in self._workers:
             self._workers[key] = Worker(f"gluon_syncbn-{context}")
@@ -124,11 +129,6 @@ class Workers:
 # ---- Seeds. Each thread has random generators of its own.
 
 
-class _ThreadSeed(threading.local):
-    count = -1  # calls of mx.random.seed when this thread was seeded
-
-
-_thread_seed = _ThreadSeed()
 _seed_count = 0  # calls of mx.random.seed
 _latest_draw = -1, 0  # `_seed_count` at the latest draw, and the seed that was drawn
 
@@ -136,11 +136,6 @@ _latest_draw = -1, 0  # `_seed_count` at the latest draw, and the seed that was 
 def _count_seed():
     global _seed_count
     _seed_count += not inside_map()
-
-
-def _seed_thread(context, count, value):
-    _thread_seed.count = count
-    set_seed(zlib.crc32(f"{value} {context}".encode()) >> 1, ctx=context)
 
 
 # ---- Devices.
@@ -383,21 +378,24 @@ def _with_callers_state(function, contexts):
     # A draw waits for the generator. Work that waits for a nested map may use it.
     if _latest_draw[0] != _seed_count and not failures.here.contexts:
         _latest_draw = _seed_count, draw_seed()
-    seed = _latest_draw
-    record = autograd.record if autograd.is_recording() else autograd.pause
-    is_training = autograd.is_training()
+    seed_count, seed = _latest_draw
+    is_recording, is_training = autograd.is_recording(), autograd.is_training()
     np_shape, np_array = mx.util.is_np_shape(), mx.util.is_np_array()
 
     def call(context, *elements):
         previous, failures.here.contexts = failures.here.contexts, contexts
+        flags = autograd.set_recording(is_recording), autograd.set_training(is_training)
         try:
-            if _thread_seed.count != seed[0]:
-                _seed_thread(context, *seed)
+            if _thread.seed_count != seed_count:
+                _thread.seed_count = seed_count
+                set_seed(zlib.crc32(f"{seed} {context}".encode()) >> 1, ctx=context)
             # A copy of the context, because `with` stores the replaced one in it.
-            with Context(context), record(train_mode=is_training):
-                with mx.util.np_shape(np_shape), mx.util.np_array(np_array):
+            with Context(context), mx.util.np_shape(np_shape):
+                with mx.util.np_array(np_array):
                     return function(*elements)
         finally:
             failures.here.contexts = previous
+            autograd.set_recording(flags[0])
+            autograd.set_training(flags[1])
 
     return call

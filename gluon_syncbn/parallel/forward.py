@@ -22,14 +22,12 @@ from ..layer.finding import (
 from ..layer.synchronization import Settings
 from ..mxnet_private.arrays import flatten, rebuild
 from ..mxnet_private.blocks import (
+    ForwardReplacement,
     blocks_of,
     current_trace,
     forget_graph,
     is_traced,
     name_of,
-    own_forward,
-    restore_forward,
-    run_forward,
 )
 from ..mxnet_private.graphs import count_scopes, next_operator, scope_number
 from ..mxnet_private.parameters import (
@@ -53,23 +51,14 @@ from .replicas import only_participants, unchanged
 from .shards import Shards, check_same_form, common_form, join_shards
 
 
-class ForwardOnDevices:
-    """A replacement for the `forward` of one net, which also works in copies of it."""
+class ForwardOnDevices(ForwardReplacement):
+    """A net's `forward` that runs in the threads of devices."""
 
     def __init__(self, net: mx.gluon.Block) -> None:
-        self.net = net
-        self._replaced = own_forward(net)
+        super().__init__(net)
         replaced = self._replaced.values()
         self.calls_class = all(getattr(f, "calls_class", False) for f in replaced)
         self._variables: dict = {}  # names of parameters' variables by context
-
-    def run_replaced(self, *args: Any) -> Any:
-        """Call the replaced function."""
-        return run_forward(self.net, self._replaced, args)
-
-    def remove(self) -> None:
-        """Restore the replaced function."""
-        restore_forward(self.net, self._replaced)
 
     def run(
         self, devices: Devices, shards: Shards, parameters: Sequence
@@ -100,7 +89,7 @@ class ForwardOnDevices:
 
     def _run(self, args):
         """Return the net's output on this thread's device, and its leaves."""
-        output = run_forward(self.net, self._replaced, args)
+        output = self.run_replaced(*args)
         leaves = flatten(output)
         if len(leaves) > 1 and autograd.is_recording():
             leaves = without_duplicates(leaves)
@@ -149,7 +138,8 @@ class ParallelForward(ForwardOnDevices):
         shards = Shards.split(args, inputs, contexts, self.batch_axis)
         kind = is_training, *((type(x), getattr(x, "ndim", None)) for x in inputs)
         known = self._forms[kind]
-        is_even, expected = shards.is_even, None
+        rows, expected = shards.rows, None
+        is_even = len(set(rows)) == 1 < len(rows)
         if is_even and not known:
             expected = self._form_of_other_rows(args, shards, parameters)
         with ExitStack() as stack:
@@ -167,11 +157,11 @@ class ParallelForward(ForwardOnDevices):
                 if is_even and sizeless not in known:
                     if known:
                         expected = self._form_of_other_rows(args, shards, parameters)
-                    check_same_form(form, expected, shards.rows[0])
+                    check_same_form(form, expected, rows[0])
                 known.add(sizeless)
             joined = self.join(call, shards, outputs, leaves)
-        if is_training and not self._settings and max(shards.rows) <= 2:
-            self._warn_of_few_rows(max(shards.rows))
+        if is_training and not self._settings and max(rows) <= 2:
+            self._warn_of_few_rows(max(rows))
         return joined
 
     def summary(self, *inputs: Any) -> None:
@@ -305,7 +295,6 @@ class ParallelForward(ForwardOnDevices):
 
 
 def is_parallel(net: Any) -> bool:
-    """Return True if a net is parallel."""
     return isinstance(vars(net).get("forward"), ParallelForward)
 
 

@@ -16,7 +16,7 @@ from ..arguments import (
     suggest_keywords,
 )
 from ..layer.synchronization import NONFINITE, Settings
-from ..mxnet_private.blocks import blocks_of, forget_graph, replace_forward
+from ..mxnet_private.blocks import blocks_of, forget_graph
 from ..mxnet_private.parameters import (
     data_of,
     is_deferred,
@@ -155,7 +155,7 @@ def make_parallel(
     net.initialize = partial(_initialize, net, contexts)
     net.load_parameters = partial(_load_parameters, net, contexts)
     net.summary, net.devices = forward.summary, forward.devices
-    replace_forward(net, forward)
+    forward.install()
     return net
 
 

@@ -7,7 +7,6 @@ thread share memory (``devices.py``).
 from __future__ import annotations
 
 import collections
-import copy
 import threading
 
 import mxnet as mx
@@ -15,7 +14,7 @@ from mxnet import autograd
 
 from ..layer.convert import after_conversion, after_reverting
 from ..mxnet_private.arrays import arrays_in
-from ..mxnet_private.blocks import blocks_of, forget_graph, replace_forward
+from ..mxnet_private.blocks import blocks_of, forget_graph
 from ..mxnet_private.graphs import count_scopes, scope_number
 from ..mxnet_private.parameters import contexts_of
 from ..native import failures
@@ -85,7 +84,7 @@ def _allow(net):
     forward = vars(net).get("forward")
     if not isinstance(forward, _LoopForward):
         forward = _LoopForward(net)
-        replace_forward(net, forward)  # hooks cannot replace outputs
+        forward.install()  # hooks cannot replace outputs
         # Static graphs keep resources of the thread that has called them first.
         net.apply(forget_graph)
     return forward
@@ -128,12 +127,6 @@ class _LoopForward(ForwardOnDevices):
         parameters = list(self.net.collect_params().values())
         call, outputs, leaves = self.run(devices, shards, parameters)
         return self.join(call, shards, outputs, leaves)
-
-    def __deepcopy__(self, memo):
-        twin = _LoopForward(memo[id(self.net)])
-        twin._replaced = copy.deepcopy(self._replaced, memo)
-        twin.is_for_all_threads = self.is_for_all_threads
-        return twin
 
     def _devices_of(self, args):
         """Return the Devices of a call's context, or None to run in this thread."""

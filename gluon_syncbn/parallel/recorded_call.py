@@ -145,11 +145,9 @@ class RecordedCall:
         finally:
             autograd.set_recording(True)
         self._leaf_names = list(zip(*(names for names, _ in cut)))
-        is_cut = [any(names) for names, _ in cut]
-        linked = iter(self._link([x for _, x in compress(cut, is_cut)]))
         return [
-            next(linked) if cut_here else join_shards(column, axis, contexts[0])
-            for column, cut_here in zip(columns, is_cut)
+            self._link(leaves) if any(names) else join_shards(column, axis, contexts[0])
+            for column, (names, leaves) in zip(columns, cut)
         ]
 
     def _variables(self, context, outputs, inputs, known):
@@ -178,11 +176,9 @@ class RecordedCall:
         """
         if not isinstance(column[0], mx.nd.NDArray):
             return [None] * len(column), column
-        context, leaves = self._shards.contexts[0], []
-        for shard in column:
-            leaf = shard.detach().as_nd_ndarray()
-            is_there = leaf.context == context
-            leaves.append(leaf if is_there else to_context(leaf, context))
+        context = self._shards.contexts[0]
+        detached = [shard.detach().as_nd_ndarray() for shard in column]
+        leaves = [to_context(leaf, context) for leaf in detached]
         recorded = zip(are_trained, graphs.names_of(column))
         are_variables = [
             is_trained and name is not None for is_trained, name in recorded
@@ -194,19 +190,16 @@ class RecordedCall:
         self.cut_leaves.update((n, x) for n, x in zip(names, leaves) if n)
         return names, leaves
 
-    def _link(self, columns):
-        """Join the leaves of each output in a graph that keeps this object."""
-        if not columns:
-            return
+    def _link(self, leaves):
+        """Join an output's leaves in a graph that keeps this object."""
         context = self._shards.contexts[0]
         failures.contexts_of_functions.add(context)
-        zeros = _GraphLifetime(self, [last for *_, last in columns])(self._anchor)
         _calls[self.lifetime_anchor] = self
+        *others, last = leaves
+        last = broadcast_add(last, _GraphLifetime(self, last)(self._anchor))
+        joined = join_shards([*others, last], self._shards.axis, context)
         is_np = isinstance(self._device_outputs[0][0], mx.np.ndarray)
-        for (*others, last), zero in zip(columns, zeros):
-            leaves = [*others, broadcast_add(last, zero)]
-            joined = join_shards(leaves, self._shards.axis, context)
-            yield joined.as_np_ndarray() if is_np else joined
+        return joined.as_np_ndarray() if is_np else joined
 
     def backward(
         self, cut_gradients: dict, adding: Callable, train_mode: bool
@@ -280,15 +273,15 @@ def _holder_of(names, net):
 
 
 class _GraphLifetime(autograd.Function):
-    """Zeros for each output. Their graph keeps this function, and so the call."""
+    """A zero to add to a leaf. Its graph keeps this function, and so the call."""
 
-    def __init__(self, call, leaves):
+    def __init__(self, call, leaf):
         super().__init__()
         self._call = call
-        self._forms = [((1,) * leaf.ndim, leaf.context, leaf.dtype) for leaf in leaves]
+        self._zero = (1,) * leaf.ndim, leaf.context, leaf.dtype
 
     def forward(self, anchor):
-        return [mx.nd.zeros(*form) for form in self._forms]
+        return mx.nd.zeros(*self._zero)
 
 
 def write_gradients(

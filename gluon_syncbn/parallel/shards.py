@@ -75,7 +75,9 @@ class Shards:
         device.
         """
         _check_no_shards(args, contexts)
-        are_split = list(map(has_axes, leaves))
+        are_split = [
+            hasattr(x, "dtype") and len(getattr(x, "shape", ())) > 0 for x in leaves
+        ]
         count = _number_of_rows(compress(leaves, are_split), axis)
         count = count if limit is None else min(count, limit)
         contexts = contexts[:count]
@@ -98,11 +100,6 @@ class Shards:
         arguments = [rebuild(list(args), iter(row)) for row in zip(*columns)]
         rows = [end - begin for begin, end in bounds]
         return cls(contexts, arguments, recorded, axis, rows)
-
-    @property
-    def is_even(self) -> bool:
-        """Whether all of several devices have equally many rows."""
-        return len(self.rows) > 1 and len(set(self.rows)) == 1
 
 
 def share_bounds(rows: int, count: int) -> list[tuple[int, int]]:
@@ -163,11 +160,6 @@ def check_array(batch: Any) -> None:
             f"the dtype of batch must be {comma_list(sorted(DTYPES.values()))}, got "
             f"{batch.dtype}"
         )
-
-
-def has_axes(leaf: Any) -> bool:
-    """Return True for an array with at least one axis."""
-    return hasattr(leaf, "shape") and hasattr(leaf, "dtype") and len(leaf.shape) > 0
 
 
 def _check_no_shards(args, contexts):
