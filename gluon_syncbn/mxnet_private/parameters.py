@@ -34,10 +34,6 @@ def contexts_of(parameter: mx.gluon.Parameter) -> list[mx.Context]:
         return []
 
 
-def is_dense(parameter: mx.gluon.Parameter) -> bool:
-    return parameter._stype == "default"
-
-
 def move(parameter: mx.gluon.Parameter, contexts: Sequence[mx.Context]) -> None:
     getattr(parameter, _reset_context)(contexts)
 
@@ -131,7 +127,7 @@ class ReplicatedData:
 
 def replicate(parameter: Any, contexts: Sequence, here: Any) -> bool:
     """Make a parameter a parallel net's; return True if it was none's."""
-    is_new = is_dense(parameter) and not is_replicated(parameter)
+    is_new = parameter._stype == "default" and not is_replicated(parameter)
     if is_new:
         parameter.data = ReplicatedData(parameter, contexts, here)
         parameter._reduce = parameter.data.value
