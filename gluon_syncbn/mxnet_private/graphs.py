@@ -147,15 +147,11 @@ def entries_of(arrays: Iterable) -> list[str | None]:
     return [None if s is None else s.list_outputs()[0] for s in symbols]
 
 
-def names_behind(arrays: Iterable) -> set[str]:
-    """Return the names of all variables that some arrays depend on."""
-    symbols = [symbol for symbol in _symbols(arrays) if symbol is not None]
-    return set(mx.sym.Group(symbols).list_arguments()) if symbols else set()
-
-
 def variables_behind(arrays: Iterable) -> set[str]:
     """Return the names of the variables with a gradient that arrays depend on."""
-    return {name for name in names_behind(arrays) if name.startswith("var")}
+    symbols = [symbol for symbol in _symbols(arrays) if symbol is not None]
+    names = mx.sym.Group(symbols).list_arguments() if symbols else []
+    return {name for name in names if name.startswith("var")}
 
 
 def operators_behind(arrays: Iterable) -> list[int]:

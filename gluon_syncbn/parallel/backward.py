@@ -116,7 +116,7 @@ def _run_calls(calls, leaves, backward, parameters):
 
 def _gradients_by_name(leaves, heads, gradients, train_mode):
     """Return the gradients of the leaves that heads depend on."""
-    names = graphs.names_behind(heads)
+    names = graphs.variables_behind(heads)
     found = {name: leaf for name, leaf in leaves.items() if name in names}
     if not found:
         return {}

@@ -30,7 +30,7 @@ from ..arguments import (
 from ..compat import Context
 from ..mxnet_private.arrays import draw_seed, set_seed, watch_seed
 from ..native import failures
-from .shards import check_array, share_bounds, split_rows
+from .shards import check_array, number_of_rows, share_bounds, split_rows
 
 _LISTS = (Sequence, mx.nd.NDArray, np.ndarray)
 
@@ -217,12 +217,7 @@ class Devices:
         """
         check_int("batch_axis", batch_axis)
         check_array(batch)
-        if not -batch.ndim <= batch_axis < batch.ndim:
-            raise ValueError(
-                f"batch_axis must be an axis of batch, got {batch_axis} for the shape "
-                f"{batch.shape}"
-            )
-        rows, count = batch.shape[batch_axis], len(self)
+        rows, count = number_of_rows([batch], batch_axis), len(self)
         if rows < count:
             raise ValueError(
                 f"batch must have at least one row for each of the "

@@ -63,12 +63,12 @@ def calls_behind(heads: Iterable) -> tuple[list[RecordedCall], set[str]]:
 
     A call's outputs are variables, so the search goes on from the call's inputs.
     """
-    names, found = graphs.names_behind(heads), []
+    names, found = graphs.variables_behind(heads), []
     _check_only_outputs(heads, names)
     for call in reversed(list_alive(_calls)):
         if call.lifetime_anchor in names:
             found.append(call)
-            names |= graphs.names_behind(call.inputs)
+            names |= graphs.variables_behind(call.inputs)
     return found, names
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import compress
-from typing import Any, Sequence
+from typing import Any, Iterable, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -78,7 +78,7 @@ class Shards:
         are_split = [
             hasattr(x, "dtype") and len(getattr(x, "shape", ())) > 0 for x in leaves
         ]
-        count = _number_of_rows(compress(leaves, are_split), axis)
+        count = number_of_rows(compress(leaves, are_split), axis)
         count = count if limit is None else min(count, limit)
         contexts = contexts[:count]
         bounds = share_bounds(count, len(contexts))
@@ -175,7 +175,8 @@ def _check_no_shards(args, contexts):
             )
 
 
-def _number_of_rows(arrays, axis):
+def number_of_rows(arrays: Iterable, axis: int) -> int:
+    """Return the number of rows, or raise ValueError if it is 0 or not the same."""
     shapes = [tuple(array.shape) for array in arrays]
     for shape in shapes:
         if not -len(shape) <= axis < len(shape):
