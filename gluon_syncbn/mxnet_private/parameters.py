@@ -87,10 +87,11 @@ class ReplicatedData:
     `here.contexts` is empty in a call by the program, which may write to the array.
     """
 
-    def __init__(self, parameter: Any, contexts: Sequence, here: Any) -> None:
+    contexts: Sequence  # the net's devices
+    arrays: Any  # the parameter's arrays, whose contexts are known
+
+    def __init__(self, parameter: Any, here: Any) -> None:
         self._parameter, self._here = parameter, here
-        self.contexts = contexts  # the net's devices
-        self.arrays: Any = None  # the parameter's arrays, once their contexts are known
         self.is_summed = False  # each device has the gradient of the whole batch
         self.lent: Any = None  # the context of the array that the program got last
 
@@ -126,14 +127,15 @@ class ReplicatedData:
 
 
 def replicate(parameter: Any, contexts: Sequence, here: Any) -> bool:
-    """Make a parameter a parallel net's; return True if it was none's."""
-    is_new = parameter._stype == "default" and not is_replicated(parameter)
+    """Make a dense parameter a parallel net's; return True if it was none's."""
+    if parameter._stype != "default":
+        return False
+    is_new = not is_replicated(parameter)
     if is_new:
-        parameter.data = ReplicatedData(parameter, contexts, here)
+        parameter.data = ReplicatedData(parameter, here)
         parameter._reduce = parameter.data.value
-    if is_replicated(parameter):
-        parameter.data.contexts = contexts
-        parameter.data.arrays = parameter._data
+    parameter.data.contexts = contexts
+    parameter.data.arrays = parameter._data
     return is_new
 
 
