@@ -60,9 +60,8 @@ def update_on_devices(trainer: mx.gluon.Trainer) -> None:
     parameters between two steps. Optimizer states are kept.
     """
     is_local = _is_local(trainer._kvstore_params["kvstore"])
-    if not is_local or trainer._contains_sparse_weight:
-        return
-    if not any(map(is_replicated, trainer._params)):
+    is_parallel = any(map(is_replicated, trainer._params))
+    if not is_parallel or not is_local or trainer._contains_sparse_weight:
         return
     trainer._kvstore_params["update_on_kvstore"] = False
     if trainer._update_on_kvstore:
@@ -113,8 +112,7 @@ def updated_once(trainer: mx.gluon.Trainer) -> Iterator[None]:
         first, *others = data_of(parameter)
         if not is_fresh(first):  # the update clears the mark
             copy_first([first, *others])
-            for other in others:
-                mark_fresh([other], False)
+            mark_fresh(others, False)
 
 
 def share_states(trainer: mx.gluon.Trainer) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import collections
 import re
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import lru_cache, partial
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -61,25 +61,23 @@ class ForwardOnDevices(ForwardReplacement):
         self._variables: dict = {}  # names of parameters' variables by context
 
     def run(
-        self, devices: Devices, shards: Shards, parameters: Sequence
-    ) -> tuple[RecordedCall | None, Sequence, Sequence]:
-        """Run the net. Return the recorded call or None, each output and its leaves."""
+        self,
+        devices: Devices,
+        shards: Shards,
+        parameters: Sequence,
+        check: Callable[[Sequence, Sequence], None] = lambda outputs, leaves: None,
+    ) -> Any:
+        """Return the net's joined output, recorded if the caller records.
+
+        `check` is called with each device's output and its leaves.
+        """
         call = None
         if autograd.is_recording():
             replace_backward()
             failures.watch_process()
             call = RecordedCall(self.net, devices, shards, parameters)
         outputs, leaves = zip(*devices.map_first(self._run, shards.arguments))
-        return call, outputs, leaves
-
-    def join(
-        self,
-        call: RecordedCall | None,
-        shards: Shards,
-        outputs: Sequence,
-        leaves: Sequence,
-    ) -> Any:
-        """Join the devices' outputs into one, recorded if there is a `call`."""
+        check(outputs, leaves)
         if call:
             joined = call.join(leaves, self._variables)
         else:
@@ -142,27 +140,31 @@ class ParallelForward(ForwardOnDevices):
         is_even = len(set(rows)) == 1 < len(rows)
         if is_even and not known:
             expected = self._form_of_other_rows(args, shards, parameters)
-        with ExitStack() as stack:
-            # Devices wait for each other only in training.
-            if is_training and len(shards.contexts) < len(contexts):
-                layers = synchronized_layers(self.net)
-                stack.enter_context(only_participants(layers, shards.contexts))
-            call, outputs, leaves = self.run(self.devices, shards, parameters)
-            if call and not self._has_checked_operators:
-                self._has_checked_operators = True
-                _warn_of_operators(self.net, leaves[0])
-            if len(shards.contexts) > 1:
-                form = common_form(outputs, leaves, shards)
-                sizeless = re.sub(r"\d+", "n", form)  # sizes may differ between calls
-                if is_even and sizeless not in known:
-                    if known:
-                        expected = self._form_of_other_rows(args, shards, parameters)
-                    check_same_form(form, expected, rows[0])
-                known.add(sizeless)
-            joined = self.join(call, shards, outputs, leaves)
         if is_training and not self._settings and max(rows) <= 2:
             self._warn_of_few_rows(max(rows))
-        return joined
+
+        def check(outputs, leaves):
+            if autograd.is_recording() and not self._has_checked_operators:
+                self._has_checked_operators = True
+                _warn_of_operators(self.net, leaves[0])
+            if len(rows) == 1:
+                return
+            form = common_form(outputs, leaves, shards)
+            sizeless = re.sub(r"\d+", "n", form)  # sizes may differ between calls
+            if is_even and sizeless not in known:
+                other = expected
+                if known:
+                    other = self._form_of_other_rows(args, shards, parameters)
+                check_same_form(form, other, rows[0])
+            known.add(sizeless)
+
+        # Devices wait for each other only in training.
+        participants: Any = nullcontext()
+        if is_training and len(shards.contexts) < len(contexts):
+            layers = synchronized_layers(self.net)
+            participants = only_participants(layers, shards.contexts)
+        with participants:
+            return self.run(self.devices, shards, parameters, check)
 
     def summary(self, *inputs: Any) -> None:
         """Print :meth:`mxnet.gluon.Block.summary` of the net on the first device."""

@@ -125,8 +125,7 @@ class _LoopForward(ForwardOnDevices):
             return self.run_replaced(*args)
         shards = Shards.as_is(args, *devices.contexts)
         parameters = list(self.net.collect_params().values())
-        call, outputs, leaves = self.run(devices, shards, parameters)
-        return self.join(call, shards, outputs, leaves)
+        return self.run(devices, shards, parameters)
 
     def _devices_of(self, args):
         """Return the Devices of a call's context, or None to run in this thread."""
