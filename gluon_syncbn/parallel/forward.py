@@ -182,7 +182,9 @@ class ParallelForward(ForwardOnDevices):
         small net.
         """
         contexts = self.devices.contexts
-        parameters = list(dict.fromkeys(p for b in blocks for p in b.params.values()))
+        parameters = dict.fromkeys(
+            parameter for block in blocks for parameter in block.params.values()
+        )
         for parameter in not_replicated(parameters, contexts):
             found = contexts_of(parameter)
             if found and found != contexts and set(found) != set(contexts):
@@ -198,7 +200,7 @@ class ParallelForward(ForwardOnDevices):
                 )
             if replicate(parameter, contexts, failures.here):
                 steps.guard_trainers([parameter])
-        return parameters
+        return list(parameters)
 
     def _run_on_one_device(self, args):
         if autograd.is_recording():
