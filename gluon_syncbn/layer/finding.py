@@ -19,7 +19,6 @@ from ..mxnet_private.blocks import (
     BatchNormBase,
     blocks_of,
     graph_of,
-    has_graph,
     names_in,
     set_graph,
     set_parameter,
@@ -116,8 +115,8 @@ def dividing_operators(net: mx.gluon.Block, outputs: Iterable) -> list[str]:
     of one device.
     """
     blocks = [block for block in blocks_of(net) if isinstance(block, HybridBlock)]
-    graphs = [graph_of(block) for block in blocks if has_graph(block)]
-    nodes = [node for graph in graphs + symbols_of(outputs) for node in nodes_of(graph)]
+    graphs = [*map(graph_of, blocks), *symbols_of(outputs)]
+    nodes = [n for graph in graphs if graph is not None for n in nodes_of(graph)]
     found = {
         f"{node['op']} {node['name']}": None
         for node in nodes

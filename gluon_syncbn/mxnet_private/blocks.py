@@ -75,9 +75,9 @@ def set_settings(block: mx.gluon.Block, settings: dict) -> None:
     block._kwargs = settings
 
 
-def parameters_by_place(net: mx.gluon.Block, prefix: str = "") -> dict:
+def parameters_by_place(net: mx.gluon.Block) -> dict:
     """Return parameters by their path in the net, as in files, not by their name."""
-    return net._collect_params_with_prefix(prefix)
+    return net._collect_params_with_prefix()
 
 
 def set_parameter(
@@ -103,9 +103,10 @@ def count_inputs(block: mx.gluon.Block) -> int | None:
     return len(named - names)
 
 
-def graph_of(block: mx.gluon.HybridBlock) -> mx.sym.Symbol:
+def graph_of(block: mx.gluon.HybridBlock) -> mx.sym.Symbol | None:
     """Return the graph of a SymbolBlock, or of a hybridized block after its call."""
-    return block._cached_graph[1]
+    cached = vars(block).get("_cached_graph")
+    return cached[1] if cached else None
 
 
 def set_graph(block: mx.gluon.SymbolBlock, symbol: mx.sym.Symbol) -> None:
@@ -130,9 +131,9 @@ def forget_graphs_with(parameters: Iterable) -> None:
     """
     names = {parameter.var().name for parameter in parameters}
     for block in gc.get_objects() if names else ():
-        if issubclass(type(block), HybridBlock) and has_graph(block):
-            if not names.isdisjoint(graph_of(block).list_inputs()):
-                forget_graph(block)
+        graph = graph_of(block) if issubclass(type(block), HybridBlock) else None
+        if graph is not None and not names.isdisjoint(graph.list_inputs()):
+            forget_graph(block)
 
 
 def is_traced(leaves: Iterable) -> bool:
@@ -230,7 +231,3 @@ def current_build() -> Trace | None:
     for found in _frames_of(_BUILD):
         return Trace.of(found["self"], found["data"], found["args"])
     return None
-
-
-def has_graph(block: mx.gluon.HybridBlock) -> bool:
-    return bool(vars(block).get("_cached_graph"))

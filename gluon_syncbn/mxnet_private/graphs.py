@@ -138,25 +138,25 @@ def resolve_entry(entry: list, entries: list) -> list:
 
 def names_of(arrays: Iterable) -> list[str | None]:
     """Return the name of each array's node; None where nothing is recorded."""
-    return [None if s is None else s.name for s in _symbols(arrays)]
+    return [None if s is None else s.name for s in symbols_of(arrays)]
 
 
 def entries_of(arrays: Iterable) -> list[str | None]:
     """Return the unique name of each output; None where nothing is recorded."""
-    symbols = _symbols(arrays)
+    symbols = symbols_of(arrays)
     return [None if s is None else s.list_outputs()[0] for s in symbols]
 
 
 def variables_behind(arrays: Iterable) -> set[str]:
     """Return the names of the variables with a gradient that arrays depend on."""
-    symbols = [symbol for symbol in _symbols(arrays) if symbol is not None]
+    symbols = [symbol for symbol in symbols_of(arrays) if symbol is not None]
     names = mx.sym.Group(symbols).list_arguments() if symbols else []
     return {name for name in names if name.startswith("var")}
 
 
 def operators_behind(arrays: Iterable) -> list[int]:
     """Return the numbers of all recorded operators that some arrays depend on."""
-    symbols = symbols_of(arrays)
+    symbols = [symbol for symbol in symbols_of(arrays) if symbol is not None]
     if not symbols:
         return []
     names = mx.sym.Group(symbols).get_internals().list_outputs()
@@ -165,7 +165,7 @@ def operators_behind(arrays: Iterable) -> list[int]:
 
 def next_operator() -> int:
     """Record an operator and return its number."""
-    (symbol,) = _symbols([_identity(_marked("null", mx.cpu()))])
+    (symbol,) = symbols_of([_identity(_marked("null", mx.cpu()))])
     return int(symbol.name.split("_")[1])
 
 
@@ -180,11 +180,7 @@ def _marked(grad_req, context):
 _OPERATOR = re.compile(r"node_(\d+)")
 
 
-def symbols_of(arrays: Iterable) -> list[mx.sym.Symbol]:
-    return [symbol for symbol in _symbols(arrays) if symbol is not None]
-
-
-def _symbols(arrays):
+def symbols_of(arrays: Iterable) -> list[Any]:
     """Return each array's recorded graph, or None."""
     symbols = []
     for array in arrays:
