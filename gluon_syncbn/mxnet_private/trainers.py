@@ -99,7 +99,8 @@ def updated_once(trainer: mx.gluon.Trainer) -> Iterator[None]:
     parallel = [p for p in trainer._params if is_replicated(p) and gradients_of(p)]
     for parameter in parallel:
         gradients = gradients_of(parameter)
-        current = _current(gradients)
+        here = mx.context.current_context()  # as in `grad()`
+        current = next((g for g in gradients if g.context == here), gradients[0])
         # All replicas of an "add" gradient must stay equal for the next backward.
         count = None if parameter.grad_req == "add" else 1
         for gradient in gradients[:count]:
@@ -155,12 +156,6 @@ def copy_first(arrays: Sequence) -> None:
     first, *others = arrays
     for other in others:
         first.copyto(other)
-
-
-def _current(arrays):
-    """Return the array on the current context, as `grad()` does, else the first."""
-    here = mx.context.current_context()
-    return next((array for array in arrays if array.context == here), arrays[0])
 
 
 def when_trainer_is_set(parameter: mx.gluon.Parameter, act: Callable) -> None:

@@ -101,11 +101,10 @@ def init(timeout: float | None = None) -> None:
     ------
     RuntimeError
         If mpi4py is missing; if gluon_syncbn was built without MPI, or with another MPI
-        than mpi4py; if MPI was initialized without ``MPI_THREAD_MULTIPLE``; if the
-        launcher's environment (``OMPI_COMM_WORLD_SIZE``, ``PMI_SIZE``,
-        ``SLURM_NTASKS``, ``DMLC_NUM_WORKER`` and others) contains a larger number of
-        processes than MPI's 1; if not all processes call it within the timeout, after
-        which you may call it again; or after :func:`shutdown`.
+        than mpi4py; if MPI was initialized without ``MPI_THREAD_MULTIPLE``; if MPI
+        started with 1 process, but the launcher's environment has a larger number; if
+        not all processes call it within the timeout, after which you may call it again;
+        or after :func:`shutdown`.
     ValueError
         If `timeout` is not a positive number.
 

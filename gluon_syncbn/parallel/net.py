@@ -212,14 +212,10 @@ def revert_parallel(net: mx.gluon.Block) -> mx.gluon.Block:
 
 
 def _initialize(net, contexts, init=None, ctx=None, *args, device=None, **kwargs):
-    init = mx.init.Uniform() if init is None else init
-    type(net).initialize(net, init, _first(ctx, device, contexts), *args, **kwargs)
+    init, places = init or mx.init.Uniform(), ctx or device or contexts
+    type(net).initialize(net, init, places, *args, **kwargs)
 
 
 def _load_parameters(net, contexts, filename, ctx=None, *args, device=None, **kwargs):
-    places = _first(ctx, device, contexts)
+    places = ctx or device or contexts
     type(net).load_parameters(net, filename, places, *args, **kwargs)
-
-
-def _first(*values):
-    return next(value for value in values if value is not None)
