@@ -8,7 +8,6 @@ import inspect
 import json
 import re
 import threading
-import weakref
 from typing import Any, Callable, Iterable, Sequence
 
 import mxnet as mx
@@ -196,14 +195,7 @@ def symbols_of(arrays: Iterable) -> list[Any]:
 
 
 class _Scopes(threading.local):
-    """The number of outermost scopes that a thread has entered, and its open scopes.
-
-    Ctrl-C may raise in the first line of `__enter__` or `__exit__`, so that `__exit__`
-    never ends. The weak set then drops the scope, because nothing else refers to it.
-    """
-
-    def __init__(self):
-        self.number, self.open = 0, weakref.WeakSet()
+    number = 0  # outermost scopes that the thread has entered
 
 
 _scopes = _Scopes()
@@ -212,19 +204,13 @@ _scopes = _Scopes()
 @functools.lru_cache(maxsize=None)
 def count_scopes() -> None:
     """Count the scopes of ``autograd`` that threads enter from now on."""
-    scope = autograd._RecordingStateScope
-    enter, leave = scope.__enter__, scope.__exit__
+    enter = autograd._RecordingStateScope.__enter__
 
     def counted_enter(self):
-        _scopes.number += not _scopes.open
-        _scopes.open.add(self)
+        _scopes.number += not (autograd.is_recording() or autograd.is_training())
         return enter(self)
 
-    def counted_leave(self, *exception):
-        _scopes.open.discard(self)
-        return leave(self, *exception)
-
-    scope.__enter__, scope.__exit__ = counted_enter, counted_leave
+    autograd._RecordingStateScope.__enter__ = counted_enter
 
 
 def scope_number() -> int:

@@ -112,7 +112,7 @@ class _LoopForward(ForwardOnDevices):
         super().__init__(net)
         # convert_sync_batchnorm leaves it False: a program may have its own threads.
         self.is_for_all_threads = False
-        self._devices, self._contexts = {}, set()
+        self._devices: dict = {}
         count_scopes()
         # A round ends when all contexts have had equally many calls. These are the
         # round's autograd scopes by context, and the number of the latest recovery.
@@ -162,8 +162,6 @@ class _LoopForward(ForwardOnDevices):
         """
         if self._recovery != failures.latest_recovery[0]:
             self._round.clear()
-        if not self._round:  # the net may have moved since the latest round
-            self._contexts = self._contexts_of_net()
         scopes, scope = self._round[context], scope_number()
         is_loop = self.is_for_all_threads or self._had_round
         if is_loop and scopes and scopes[-1] != scope:
@@ -173,7 +171,7 @@ class _LoopForward(ForwardOnDevices):
             )
             self._round.clear()
         self._round[context].append(scope)
-        if len({len(self._round[c]) for c in self._contexts}) == 1:
+        if len({len(self._round[c]) for c in self._contexts_of_net()}) == 1:
             self._round.clear()
             self._had_round = True
         self._recovery = failures.latest_recovery[0]
