@@ -42,7 +42,7 @@ TABLE = [
     (g.recompute_statistics, {"net": b, "batches": [X]}, {"net": 3, "batches": 5}),
     (partial(g.recompute_statistics, layer, [X]), {}, {"steps": 0}),
     (g.freeze_statistics, {"net": b}, {"net": 3, "frozen": 2}),
-    (g.recover, {}, {"reason": "a\0b"}),
+    (g.recover, {}, {"reason": 3}),
     (g.set_timeout, {}, {"seconds": 0}),
     (g.Devices, {}, {"contexts": "cpu"}),
     (devices.split, {"batch": X}, {"batch": [1, 2], "batch_axis": "0"}),
