@@ -9,10 +9,9 @@ import mxnet as mx
 import numpy as np
 
 from .arguments import check_block
-from .distributed.collectives import allgather
+from .distributed.collectives import allgather, check_equal
 from .mxnet_private.parameters import data_of
-
-_SHOWN_NAMES = 3
+from .native.processes import world
 
 
 def check_replicas(net: mx.gluon.Block) -> None:
@@ -33,9 +32,8 @@ def check_replicas(net: mx.gluon.Block) -> None:
     TypeError
         If `net` is not a Block.
     ValueError
-        In all processes, if there is a difference. For contexts the text names the
-        first parameter, the contexts and the largest difference, for ranks the first
-        parameters.
+        In all processes, if there is a difference. The text names the first parameter
+        that differs, and the contexts or ranks.
     mxnet.MXNetError
         If not all processes call this function within the timeout. The text names the
         missing ranks.
@@ -56,28 +54,15 @@ def check_replicas(net: mx.gluon.Block) -> None:
     check_block("net", net)
     mx.nd.waitall()
     found = {n: p for n, p in net.collect_params().items() if data_of(p)}
-    fault = next(filter(None, itertools.starmap(_between_devices, found.items())), None)
-    digests = {name: _digest(data_of(p)[0].asnumpy()) for name, p in found.items()}
-    of_ranks = allgather((fault, digests), "check_replicas")
-    for rank, (fault, _) in enumerate(of_ranks):
+    faults = list(filter(None, itertools.starmap(_difference, found.items())))
+    for fault in allgather(faults[:1], "check_replicas"):
         if fault:
-            raise ValueError((f"rank {rank}: " if len(of_ranks) > 1 else "") + fault)
-    expected = of_ranks[0][1]
-    for rank, (_, digests) in enumerate(of_ranks):
-        names = [
-            n for n in {**expected, **digests} if expected.get(n) != digests.get(n)
-        ]
-        if names:
-            shown = ", ".join(f"'{name}'" for name in names[:_SHOWN_NAMES])
-            others = len(names) - _SHOWN_NAMES
-            more = f" and {others} more" if others > 0 else ""
-            raise ValueError(
-                f"parameters must be equal on all ranks, got {len(names)} that differ "
-                f"between rank 0 and rank {rank}: {shown}{more}"
-            )
+            raise ValueError(fault[0])
+    lines = [f"'{name}' {_digest(data_of(p)[0])}" for name, p in found.items()]
+    check_equal("parameters", lines, "Call distributed.broadcast_parameters(net).")
 
 
-def _between_devices(name, parameter):
+def _difference(name, parameter):
     """Return an error text if a parameter differs between contexts, else None."""
     first, *others = data_of(parameter)
     expected = first.asnumpy()
@@ -85,13 +70,15 @@ def _between_devices(name, parameter):
         value = other.asnumpy()
         if value.tobytes() != expected.tobytes():
             difference = np.abs(value.astype("f8") - expected.astype("f8")).max()
+            rank = f" on rank {world().rank}" if world().size > 1 else ""
             return (
                 f"parameter '{name}' differs between {first.context} and "
-                f"{other.context}, by up to {difference}"
+                f"{other.context}{rank}, by up to {difference}"
             )
     return None
 
 
-def _digest(value):
-    text = f"{value.dtype} {value.shape}".encode()
-    return hashlib.sha256(text + value.tobytes()).hexdigest()
+def _digest(array):
+    value = array.asnumpy()
+    digest = hashlib.sha256(value.tobytes()).hexdigest()
+    return f"({value.dtype}, shape {value.shape}, SHA-256 {digest[:16]}...)"
