@@ -160,8 +160,8 @@ class Trainer(mx.gluon.Trainer):
         self._total, *sums = total("Trainer.step", [*own, *is_fresh])
         digests, is_fresh = np.split(sums, [world().size])
         if len({*digests}) > 1:
-            cure = "Step the same trainer with the same settings on all ranks."
-            check_equal("steps", description, cure)
+            fix = "Step the same trainer with the same settings on all ranks."
+            check_equal("steps", description, fix)
         fresh = zip(self._in_order_of_forward, is_fresh)
         self._fresh = [parameter for parameter, ranks in fresh if ranks]
         if world().size == 1:
