@@ -6,7 +6,7 @@ The block has the parameters and checks its inputs. The operator computes and ex
 from __future__ import annotations
 
 import itertools
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -31,7 +31,6 @@ from .synchronization import (
     Settings,
     Synchronization,
     apply_activation,
-    check_activation,
     check_numbers,
 )
 
@@ -197,9 +196,10 @@ class SyncBatchNorm(nn.BatchNorm):
         check_bool("center", center)
         check_bool("scale", scale)
         check_bool("use_global_stats", use_global_stats)
-        others = num_devices, unbiased_running_var, timeout, group, nonfinite
-        settings = Settings(*others).validate()
-        built_in = check_activation(activation, slope)
+        settings = Settings(
+            *(num_devices, unbiased_running_var, timeout, group, nonfinite),
+            *(activation, slope),
+        ).validate()
         initializers = {
             "beta_initializer": beta_initializer,
             "gamma_initializer": gamma_initializer,
@@ -220,12 +220,12 @@ class SyncBatchNorm(nn.BatchNorm):
             **kwargs,
         )
         name = f"batchnorm{next(_name_numbers)}" if IS_GLUON_2 else self.name
-        self._sync = Synchronization(name, settings, built_in)
+        self._sync = Synchronization(name, settings)
 
     @property
     def activation(self) -> str | None:
         """The name of the built-in activation, or None."""
-        return self._sync.activation.name
+        return self._sync.settings.activation
 
     def _alias(self):
         # The default prefix is a BatchNorm's, so that parameters get the same names.
@@ -272,16 +272,26 @@ class SyncBatchNorm(nn.BatchNorm):
             self._check_channels(x)
             raise
 
-    def _compute(self, F: Any, x: Any, mask: Any = None, **parameters: Any) -> Any:
+    def _compute(
+        self,
+        F: Any,
+        x: Any,
+        mask: Any = None,
+        *,
+        gamma: Any,
+        beta: Any,
+        running_mean: Any,
+        running_var: Any,
+    ) -> Any:
         """Compute arrays, or make symbols; Gluon 1 calls this `hybrid_forward`."""
-        operands = _Operands(x, **parameters)
+        operands = [x, gamma, beta, running_mean, running_var]
         is_np, masked = IS_GLUON_2 or mx.util.is_np_array(), None
         if is_np:
-            operands = _Operands(*(o.as_nd_ndarray() for o in operands))
+            operands = [operand.as_nd_ndarray() for operand in operands]
             mask = None if mask is None else mask.as_nd_ndarray()
         if mask is not None:
-            masked = MaskedElements(F, operands.x, mask, self._kwargs["axis"])
-            operands = operands._replace(x=masked.valid_first())
+            masked = MaskedElements(F, operands[0], mask, self._kwargs["axis"])
+            operands[0] = masked.valid_first()
         if self._kwargs["use_global_stats"]:
             y = self._frozen_forward(F, operands, masked)
         else:
@@ -314,7 +324,7 @@ class SyncBatchNorm(nn.BatchNorm):
     def _frozen_forward(self, F, operands, masked):
         axis = self._kwargs["axis"] if masked is None else -1
         y = F.BatchNorm(*operands, name="fwd", **{**self._kwargs, "axis": axis})
-        return apply_activation(F, y, self._sync.activation)
+        return apply_activation(F, y, self._sync.settings)
 
     def _synchronized_forward(self, F, operands, masked):
         x, *parameters = operands
@@ -359,22 +369,13 @@ class SyncBatchNorm(nn.BatchNorm):
             )
 
     def __repr__(self):
-        text = super().__repr__()
-        activation, slope = self._sync.activation
-        text = f"{text[:-1]}, num_devices={self._sync.settings.num_devices}"
-        if activation is not None:
-            text += f", activation={activation!r}"
-        if slope is not None:
-            text += f", slope={slope}"
+        settings = self._sync.settings
+        text = f"{super().__repr__()[:-1]}, num_devices={settings.num_devices}"
+        if settings.activation is not None:
+            text += f", activation={settings.activation!r}"
+        if settings.slope is not None:
+            text += f", slope={settings.slope}"
         return f"{text})"
 
 
 _name_numbers = itertools.count()
-
-
-class _Operands(NamedTuple):
-    x: Any
-    gamma: Any
-    beta: Any
-    running_mean: Any
-    running_var: Any

@@ -27,8 +27,6 @@ from . import finding
 from .batch_norm import SyncBatchNorm
 from .finding import CONTRIB, Norm
 from .synchronization import (
-    NO_ACTIVATION,
-    RELU,
     ActivatedBatchNorm,
     Settings,
     Synchronization,
@@ -302,6 +300,7 @@ def _convert_layer(norm, settings):
     """Convert a layer; return True if its graphs must be remade."""
     layer = norm.layer
     _set_fixed_gamma(layer)
+    settings = settings._replace(**_activation_of(layer))
     if isinstance(layer, SyncBatchNorm):
         sync = layer._sync
         # A node may share its state with the block from which it was exported.
@@ -309,34 +308,42 @@ def _convert_layer(norm, settings):
             sync.settings = settings
             sync.update(layer.contexts(), settings_of(layer), restarts=True)
             return False
-        values = sync.activation, sync.original
+        original = sync.original
     else:
-        # MXNet before 1.8 has no layer with a ReLU.
-        activation = RELU if getattr(layer, "fuse_relu", False) else NO_ACTIVATION
-        if isinstance(layer, ActivatedBatchNorm):
-            activation = vars(layer).pop("_applied")
-        values = activation, (type(layer), settings_of(layer))
+        original = type(layer), settings_of(layer)
+        if isinstance(layer, (ActivatedBatchNorm, CONTRIB)):
+            original = nn.BatchNorm, {}
         _keep_settings(layer)
         layer.__class__ = SyncBatchNorm
-    layer._sync = Synchronization(norm.name, settings, *values)
+    layer._sync = Synchronization(norm.name, settings, original)
     return True
 
 
-def _revert_layer(block):
-    _set_fixed_gamma(block)
+def _activation_of(layer):
+    if isinstance(layer, SyncBatchNorm):
+        settings = layer._sync.settings
+    elif isinstance(layer, ActivatedBatchNorm):
+        settings = layer._applied
+    else:  # MXNet before 1.8 has no layer with a ReLU
+        has_relu = getattr(layer, "fuse_relu", False)
+        settings = Settings(activation="relu" if has_relu else None)
+    return {"activation": settings.activation, "slope": settings.slope}
+
+
+def _revert_layer(layer):
+    _set_fixed_gamma(layer)
     original, former = nn.BatchNorm, {}
-    if isinstance(block, SyncBatchNorm):
-        sync = vars(block).pop("_sync")
+    if isinstance(layer, SyncBatchNorm):
+        sync = vars(layer).pop("_sync")
         sync.release()
-        if sync.original is not None and sync.original[0] is not CONTRIB:
-            original, former = sync.original
-        elif sync.activation.name is not None:
-            original, block._applied = ActivatedBatchNorm, sync.activation
-        # Later changes of settings stay; GluonCV freezes statistics this way.
-        set_settings(block, {**former, **settings_of(block)})
+        original, former = sync.original
+        if original is nn.BatchNorm and sync.settings.activation is not None:
+            original, layer._applied = ActivatedBatchNorm, sync.settings
     else:
-        _keep_settings(block)
-    block.__class__ = original
+        _keep_settings(layer)
+    # Later changes of settings stay; GluonCV freezes statistics this way.
+    set_settings(layer, {**former, **settings_of(layer)})
+    layer.__class__ = original
 
 
 def _keep_settings(block):

@@ -28,33 +28,50 @@ from ..native.failures import check_timeout, here, warn, watch_process
 from ..native.library import LayerOptions, load
 from ..native.processes import world
 
+# Native code has the same orders.
 NONFINITE = "propagate", "skip", "raise"
+ACTIVATIONS = None, "identity", "relu", "leaky_relu"
 _EXPECTED = 'None, "machine", "process", a list of ranks, or a list of such lists'
 
 
 class Settings(NamedTuple):
-    """The options that conversion also sets; see the arguments of SyncBatchNorm."""
+    """The options that a BatchNorm does not have; see the arguments of SyncBatchNorm.
+
+    Conversion sets all but the activation. src/c_api/python_api.cc decides what
+    backward reads for each activation.
+    """
 
     num_devices: int | None = None
     unbiased_running_var: bool = False
     timeout: float | None = None
     group: str | Sequence | None = None
     nonfinite: str = NONFINITE[0]
+    activation: str | None = None
+    slope: float | None = None  # None unless the activation is "leaky_relu"
 
     def validate(self) -> Settings:
         """Return the settings; raise TypeError or ValueError for a wrong one."""
-        num_devices, is_unbiased, timeout, group, nonfinite = self
-        if num_devices is not None:
-            if not is_int(num_devices):
-                raise TypeError(
-                    f"num_devices must be an int or None, got {short_repr(num_devices)}"
-                )
-            check_int("num_devices", num_devices, minimum=1, maximum=2**31 - 1)
-        is_unbiased = check_bool("unbiased_running_var", is_unbiased)
-        timeout = None if timeout is None else check_timeout(timeout)
-        _check_group(group)
-        check_choice("nonfinite", nonfinite, NONFINITE)
-        return Settings(num_devices, is_unbiased, timeout, group, nonfinite)
+        if self.num_devices is not None:
+            check_int("num_devices", self.num_devices, minimum=1, maximum=2**31 - 1)
+        timeout = None if self.timeout is None else check_timeout(self.timeout)
+        _check_group(self.group)
+        check_choice("nonfinite", self.nonfinite, NONFINITE)
+        check_choice("activation", self.activation, ACTIVATIONS)
+        is_unbiased = check_bool("unbiased_running_var", self.unbiased_running_var)
+        checked = self._replace(unbiased_running_var=is_unbiased, timeout=timeout)
+        return checked._replace(slope=self._checked_slope())
+
+    def _checked_slope(self):
+        is_leaky, slope = self.activation == "leaky_relu", self.slope
+        if slope is None:
+            return 0.01 if is_leaky else None
+        if not is_leaky:
+            raise ValueError(
+                f"slope must be None with activation={self.activation!r}, got "
+                f"{short_repr(slope)}. Only 'leaky_relu' has a slope."
+            )
+        expected = "a positive number"
+        return check_real("slope", slope, expected, lambda v: 0 < v < math.inf)
 
 
 def check_numbers(
@@ -75,46 +92,12 @@ def check_numbers(
     return momentum, epsilon
 
 
-class Activation(NamedTuple):
-    """An activation and its slope, which only "leaky_relu" has.
-
-    src/c_api/python_api.cc decides what backward reads for each activation.
-    """
-
-    name: str | None = None
-    slope: float | None = None
-
-
-NO_ACTIVATION, RELU = Activation(), Activation("relu")
-ACTIVATIONS = None, "identity", "relu", "leaky_relu"  # native code has the same order
-
-
-def check_activation(activation: str | None, slope: float | None) -> Activation:
-    """Return the Activation; raise TypeError or ValueError for a wrong argument."""
-    if activation == "elu" or isinstance(activation, nn.ELU):
-        raise ValueError(
-            "activation must be None, 'identity', 'relu' or 'leaky_relu', got "
-            f"{short_repr(activation)}. Add nn.ELU() after this layer."
-        )
-    is_leaky = check_choice("activation", activation, ACTIVATIONS) == "leaky_relu"
-    if slope is None:
-        return Activation(activation, 0.01 if is_leaky else None)
-    if not is_leaky:
-        raise ValueError(
-            f"slope must be None with activation={activation!r}, got "
-            f"{short_repr(slope)}. Only 'leaky_relu' has a slope."
-        )
-    slope = check_real("slope", slope, "a positive number", lambda v: 0 < v < math.inf)
-    return Activation(activation, slope)
-
-
-def apply_activation(F: Any, z: Any, activation: Activation) -> Any:
-    """Apply an Activation with MXNet's own operators."""
-    name, slope = activation
-    if name == "relu":
+def apply_activation(F: Any, z: Any, settings: Settings) -> Any:
+    """Apply the activation of a layer with MXNet's own operators."""
+    if settings.activation == "relu":
         return F.relu(z)
-    if name == "leaky_relu":
-        return F.LeakyReLU(z, act_type="leaky", slope=slope)
+    if settings.activation == "leaky_relu":
+        return F.LeakyReLU(z, act_type="leaky", slope=settings.slope)
     return z
 
 
@@ -135,11 +118,10 @@ class Synchronization:
         self,
         name: str,
         settings: Settings,
-        activation: Activation = NO_ACTIVATION,
-        original: tuple[type, dict] | None = None,
+        original: tuple[type, dict] = (nn.BatchNorm, {}),
     ) -> None:
-        self.name, self.settings, self.activation = name, settings, activation
-        self.original = original  # the converted BatchNorm's class and settings
+        self.name, self.settings = name, settings
+        self.original = original  # the class and settings that reverting restores
         # The latest call or trace sets these:
         self.contexts: list = []
         self.norm_settings: dict = {}  # the settings of a BatchNorm
@@ -169,8 +151,7 @@ class Synchronization:
         return found
 
     def __reduce__(self):  # a copy gets another key
-        values = self.name, self.settings, self.activation, self.original
-        return Synchronization, values
+        return Synchronization, (self.name, self.settings, self.original)
 
     def keep(self, is_kept: bool = True) -> None:
         """Keep the layer for a symbol that may outlive its block, or stop that."""
@@ -201,14 +182,14 @@ class Synchronization:
             norm_settings["eps"],
             norm_settings["momentum"],
             settings.timeout or 0,
-            self.activation.slope or 0,
+            settings.slope or 0,
             len(ranks),
             settings.num_devices or len(contexts),
             norm_settings["axis"],
             norm_settings["fix_gamma"],
             settings.unbiased_running_var,
             NONFINITE.index(settings.nonfinite),
-            ACTIVATIONS.index(self.activation.name),
+            ACTIVATIONS.index(settings.activation),
         )
         if options != self._options:
             array = (ctypes.c_int * len(ranks))(*ranks)
@@ -253,17 +234,12 @@ def _check_group(group):
         return
     groups = _groups(group)
     ranks = [rank for one in groups for rank in one]
-    if not ranks or not all(map(is_int, ranks)):
+    if not groups or not all(groups) or not all(map(is_int, ranks)):
         raise TypeError(f"group must be {_EXPECTED}, got {short_repr(group)}")
-    if not all(groups):
-        raise ValueError(f"group must not hold an empty list, got {short_repr(group)}")
-    for rank in ranks:
-        if ranks.count(rank) > 1:
-            raise ValueError(
-                f"group must have distinct ranks, got {rank} {ranks.count(rank)} times"
-            )
-        if rank < 0:
-            raise ValueError(f"group must have ranks of at least 0, got {rank}")
+    if len({*ranks}) < len(ranks) or min(ranks) < 0:
+        raise ValueError(
+            f"group must have distinct ranks of at least 0, got {short_repr(group)}"
+        )
 
 
 def ranks_of(group: Any, layer: str) -> list[int]:
