@@ -53,7 +53,7 @@ def comma_list(values: Iterable) -> str:
     return ", ".join(map(str, values))
 
 
-def check_type(name: str, value: Any, types: type | tuple, expected: str) -> Any:
+def check_type(name: str, value: Any, types: Any, expected: str) -> Any:
     """Raise TypeError unless `value` is an instance; `expected` describes `types`."""
     if not isinstance(value, types):
         raise TypeError(f"{name} must be {expected}, got {short_repr(value)}")

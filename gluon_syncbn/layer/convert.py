@@ -84,7 +84,7 @@ def convert_sync_batchnorm(
     -----
     UserWarning
         If the net has no batch normalization, or has some that cannot be converted.
-        One warning lists these: layers of a subclass with methods of its own, nodes of
+        One warning lists these: layers of a subclass that defines methods, nodes of
         a SymbolBlock whose mean or variance is read or whose parameters are computed,
         and running statistics without a layer, because a block calls F.BatchNorm or has
         layers in a list.
@@ -121,8 +121,6 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
 
     Raises
     ------
-    TypeError
-        If `net` is not a Block.
     ValueError
         If a SymbolBlock in `net` normalizes with a mask, which BatchNorm does not
         accept. The net is unchanged then.
@@ -171,17 +169,12 @@ def freeze_statistics(net: mx.gluon.Block, frozen: bool = True) -> mx.gluon.Bloc
     frozen : bool, default True
         False unfreezes all layers, including those made with ``use_global_stats=True``.
 
-    Raises
-    ------
-    TypeError
-        If `net` is not a Block, or `frozen` is not a bool.
-
     Warns
     -----
     UserWarning
-        If there is nothing to freeze, or some layers may not change: layers of a
-        subclass with methods of its own, and running statistics without a layer,
-        because a block calls F.BatchNorm or has layers in a list.
+        If there is nothing to freeze, or with the names of layers that may not change:
+        layers of a subclass that defines methods, and running statistics without a
+        layer, because a block calls F.BatchNorm or has layers in a list.
 
     Notes
     -----
@@ -204,12 +197,12 @@ def freeze_statistics(net: mx.gluon.Block, frozen: bool = True) -> mx.gluon.Bloc
     frozen = check_bool("frozen", frozen)
     norms = _norms_to_change(net)
     mx.nd.waitall()
-    for norm in norms:
+    changed = [norm for norm in norms if norm.layer is not None]
+    for norm in changed:
         settings_of(norm.layer)["use_global_stats"] = frozen
-    _apply(norms)
+    _apply(changed)
     verb = "freeze" if frozen else "unfreeze"
-    unknown = [norm for norm in norms if finding.own_methods(norm.layer)]
-    unknown += finding.norms_without_layer(net, norms)
+    unknown = [n for n in norms if n.layer is None or finding.own_methods(n.layer)]
     if unknown:
         warn(f"freeze_statistics may not {verb} {comma_list(unknown)}")
     elif not norms:
@@ -220,13 +213,11 @@ def freeze_statistics(net: mx.gluon.Block, frozen: bool = True) -> mx.gluon.Bloc
 def convert(net: mx.gluon.Block, settings: Settings) -> list[Norm]:
     """Convert a net and return all its batch normalizations."""
     norms = _norms_to_change(net)
-    chosen = [norm for norm in norms if not norm.reason]
-    _synchronize(chosen, settings)
-    found = norms + finding.norms_without_layer(net, norms)
-    remaining = [norm for norm in found if norm.reason]
+    _synchronize([norm for norm in norms if not norm.reason], settings)
+    remaining = [norm for norm in norms if norm.reason]
     if remaining:
         warn(f"these batch normalizations stay unsynchronized: {comma_list(remaining)}")
-    return found
+    return norms
 
 
 @contextmanager
@@ -235,14 +226,12 @@ def synchronized(net: mx.gluon.Block) -> Iterator[list[Norm]]:
 
     Frozen layers and SyncBatchNorm layers do not change.
     """
-    norms = _norms_to_change(net)
-    without_layer = finding.norms_without_layer(net, norms)
-    norms = [norm for norm in norms if not norm.is_frozen()]
+    norms = [norm for norm in _norms_to_change(net) if not norm.is_frozen()]
     plain = [n for n in norms if not (n.reason or isinstance(n.layer, SyncBatchNorm))]
     saved = [(n.layer, type(n.layer), dict(vars(n.layer))) for n in plain]
     try:
         _synchronize(plain, Settings())
-        yield norms + without_layer
+        yield norms
     finally:
         for layer, cls, attributes in saved:
             if isinstance(layer, SyncBatchNorm):

@@ -63,32 +63,30 @@ class Norm(NamedTuple):
 
     def is_frozen(self) -> bool:
         """Return True if the layer uses its running statistics in training also."""
-        return bool(settings_of(self.layer)[_FROZEN])
+        return self.layer is not None and bool(settings_of(self.layer)[_FROZEN])
 
     def __str__(self) -> str:
         return f"{self.name} ({self.reason})" if self.reason else self.name
 
 
 def norms_of(net: mx.gluon.Block) -> list[Norm]:
-    """Return the batch normalizations of a net, including `net` itself."""
-    found = []
-    for block, name in names_in(net).items():
+    """Return the batch normalizations of a net, including `net` itself.
+
+    The names of parameters show further ones, which have no layer.
+    """
+    found, names = [], names_in(net)
+    for block, name in names.items():
         if isinstance(block, SymbolBlock):
             found += _source_of(block).norms.values()
         elif isinstance(block, BatchNormBase):
             methods = ", ".join(own_methods(block))
             reason = f"{type(block).__name__} defines {methods}" if methods else ""
             found.append(Norm(name, block, reason))
-    return found
-
-
-def norms_without_layer(net: mx.gluon.Block, norms: Iterable[Norm]) -> list[Norm]:
-    """Return the batch normalizations that only the names of parameters show."""
-    known = {norm.layer.running_mean for norm in norms}
+    known = {norm.layer.running_mean for norm in found}
     reason = "a block calls F.BatchNorm, or has a layer in a list"
-    return [
+    return found + [
         Norm(f"{place}.{name}" if IS_GLUON_2 else name, None, reason)
-        for block, place in names_in(net).items()
+        for block, place in names.items()
         for name, parameter in block.params.items()
         if name.endswith(("running_mean", "moving_mean")) and parameter not in known
     ]
@@ -96,17 +94,13 @@ def norms_without_layer(net: mx.gluon.Block, norms: Iterable[Norm]) -> list[Norm
 
 def synchronized_layers(net: mx.gluon.Block) -> list:
     """Return all SyncBatchNorm layers of a net, including `net` itself."""
-    layers = [norm.layer for norm in norms_of(net)]
-    return [layer for layer in layers if isinstance(layer, SyncBatchNorm)]
+    return [n.layer for n in norms_of(net) if isinstance(n.layer, SyncBatchNorm)]
 
 
 def unsynchronized_layers(net: mx.gluon.Block) -> list[str]:
     """Return the names of MXNet's own batch normalizations that train statistics."""
-    return [
-        norm.name
-        for norm in norms_of(net)
-        if not isinstance(norm.layer, SyncBatchNorm) and not norm.is_frozen()
-    ]
+    norms = [norm for norm in norms_of(net) if not norm.is_frozen()]
+    return [n.name for n in norms if not isinstance(n.layer, SyncBatchNorm)]
 
 
 def dividing_operators(net: mx.gluon.Block, outputs: Iterable) -> list[str]:

@@ -78,18 +78,10 @@ def check_numbers(
     momentum: float, epsilon: float, place: str = ""
 ) -> tuple[float, float]:
     """Return momentum and epsilon as floats; errors have `place` after the name."""
-    name = f"momentum{place}"
-    if momentum is None:
-        raise ValueError(
-            f"{name} must be between 0 and 1, got None. To average over batches, call "
-            "gluon_syncbn.recompute_statistics after training."
-        )
-    momentum = check_real(name, momentum, "between 0 and 1", lambda v: 0 <= v <= 1)
-    expected = "a finite number of at least 0"
-    epsilon = check_real(
-        f"epsilon{place}", epsilon, expected, lambda v: 0 <= v < math.inf
-    )
-    return momentum, epsilon
+    name, expected = f"momentum{place}", "a number between 0 and 1"
+    momentum = check_real(name, momentum, expected, lambda v: 0 <= v <= 1)
+    name, expected = f"epsilon{place}", "a finite number of at least 0"
+    return momentum, check_real(name, epsilon, expected, lambda v: 0 <= v < math.inf)
 
 
 def apply_activation(F: Any, z: Any, settings: Settings) -> Any:

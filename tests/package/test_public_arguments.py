@@ -66,7 +66,6 @@ SEVERAL = {  # facts that the error of a call names
     "group [[cpu(0)], [cpu(1)]]": lambda: norm(group=[TWO[:1], TWO[1:]]),
     "group -1": lambda: norm(group=[-1]),
     "slope 0.1 'relu'": lambda: norm(activation="relu", slope=0.1),
-    "momentum None recompute_statistics": lambda: norm(momentum=None),
     "b '0.9'": lambda: convert(nn.BatchNorm(momentum="0.9", prefix="b_")),
     "data NDArray": lambda: layer([X]),
     "(2, 6) 3 channels": lambda: layer(X.reshape((2, 6))),
