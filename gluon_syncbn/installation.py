@@ -36,11 +36,6 @@ def available_contexts() -> list[mx.Context]:
         ``[gpu(0), gpu(1), ...]``, or ``[cpu(0)]`` if there is no GPU or MXNet was built
         without CUDA.
 
-    Raises
-    ------
-    subprocess.TimeoutExpired
-        If the driver does not answer within a minute.
-
     Examples
     --------
     >>> from gluon_syncbn import available_contexts

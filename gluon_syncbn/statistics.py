@@ -93,9 +93,6 @@ def recompute_statistics(
     such calls are not counted. Another thread may call a parallel net, but not its
     children.
 
-    Sums are computed in float64. Besides the layer's rounding of each batch, a result
-    is rounded once, to the dtype of the running statistics.
-
     References
     ----------
     Wu and Johnson, Rethinking "Batch" in BatchNorm, arXiv:2105.07576, section 3.
@@ -149,8 +146,8 @@ def _collect(net, layers, batches):
         for layer in layers:
             one = _collected_moments(layer.key)
             if one:
-                former = collected.get(layer)
-                collected[layer] = former.merge(one) if former else one
+                earlier = collected.get(layer)
+                collected[layer] = earlier.merge(one) if earlier else one
     return collected
 
 

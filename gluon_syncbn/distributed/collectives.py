@@ -251,8 +251,6 @@ def check_replicas(net: mx.gluon.Block) -> None:
 
     Raises
     ------
-    TypeError
-        If `net` is not a Block.
     ValueError
         In all processes, if there is a difference. The text names the first parameter
         that differs, and the contexts or ranks.

@@ -127,8 +127,6 @@ class Trainer(mx.gluon.Trainer):
 
         Raises
         ------
-        TypeError
-            If `batch_size` is not a number, or `ignore_stale_grad` is not a bool.
         ValueError
             If `batch_size` is negative, infinite or NaN, or 0 in all processes; or if
             ranks differ in the trainer, its settings or the frozen parameters. The text

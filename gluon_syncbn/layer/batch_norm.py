@@ -12,14 +12,7 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import nn
 
-from ..arguments import (
-    check_bool,
-    check_int,
-    check_type,
-    comma_list,
-    pluralize,
-    suggest_keywords,
-)
+from ..arguments import check_bool, check_int, check_type, comma_list, suggest_keywords
 from ..compat import IS_GLUON_2
 from ..mxnet_private.arrays import make_plain
 from ..mxnet_private.blocks import call_with_parameters, current_trace, is_traced
@@ -27,12 +20,7 @@ from ..mxnet_private.parameters import contexts_of
 from ..native import failures
 from .graphs import guarded, plain_gradient, watch_graphs
 from .masking import MaskedElements, check_mask
-from .synchronization import (
-    Settings,
-    Synchronization,
-    apply_activation,
-    check_numbers,
-)
+from .synchronization import Settings, Synchronization, apply_activation, check_numbers
 
 _INITIALIZERS = (str, dict, mx.init.Initializer, type(None))
 
@@ -47,9 +35,8 @@ class SyncBatchNorm(nn.BatchNorm):
     computed over all elements of that channel on all devices. Shards may have different
     sizes. In inference the layer uses its running statistics and does not synchronize.
     Parameters have the names and shapes of :class:`mxnet.gluon.nn.BatchNorm`, so
-    parameter files are interchangeable.
-
-    :func:`make_parallel` and :func:`convert_sync_batchnorm` convert existing nets.
+    parameter files are interchangeable. :func:`make_parallel` and
+    :func:`convert_sync_batchnorm` convert existing nets.
 
     Parameters
     ----------
@@ -126,12 +113,10 @@ class SyncBatchNorm(nn.BatchNorm):
 
     Raises
     ------
-    TypeError
-        If an argument has a wrong type, or `data` is not an NDArray or Symbol.
-    ValueError
-        If an argument has a wrong value, or `data` has another number of channels. A
-        training call also raises it if the layer is initialized on fewer contexts than
-        `num_devices`, or `group` does not contain the rank of this process.
+    TypeError, ValueError
+        If an argument or `data` is wrong. A training call also raises ValueError if the
+        layer is initialized on fewer contexts than `num_devices`, or `group` does not
+        contain the rank of this process.
     mxnet.MXNetError
         At the next wait for a result, if not all devices call the layer within the
         timeout, or they disagree about channels, dtype, axis, epsilon or num_devices.
@@ -356,8 +341,8 @@ class SyncBatchNorm(nn.BatchNorm):
             raise ValueError(
                 f"SyncBatchNorm '{self.name}': num_devices must be at most "
                 f"{len(contexts)}, because the layer is initialized on "
-                f"{comma_list(contexts)}, got {expected}. Initialize it on "
-                f"{pluralize(expected, 'context')}, or leave num_devices out."
+                f"{comma_list(contexts)}, got {expected}. Initialize it on {expected} "
+                "contexts, or leave num_devices out."
             )
         shared = [c for c in failures.here.contexts if c in contexts]
         if expected == 1 < len(shared):

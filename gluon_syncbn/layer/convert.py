@@ -321,17 +321,17 @@ def _activation_of(layer):
 
 def _revert_layer(layer):
     _set_fixed_gamma(layer)
-    original, former = nn.BatchNorm, {}
+    original, settings = nn.BatchNorm, {}
     if isinstance(layer, SyncBatchNorm):
         sync = vars(layer).pop("_sync")
         sync.release()
-        original, former = sync.original
+        original, settings = sync.original
         if original is nn.BatchNorm and sync.settings.activation is not None:
             original, layer._applied = ActivatedBatchNorm, sync.settings
     else:
         _keep_settings(layer)
     # Later changes of settings stay; GluonCV freezes statistics this way.
-    set_settings(layer, {**former, **settings_of(layer)})
+    set_settings(layer, {**settings, **settings_of(layer)})
     layer.__class__ = original
 
 

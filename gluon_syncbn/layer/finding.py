@@ -15,25 +15,8 @@ import numpy as np
 from mxnet.gluon import HybridBlock, SymbolBlock, nn
 
 from ..compat import IS_GLUON_2
-from ..mxnet_private.blocks import (
-    BatchNormBase,
-    blocks_of,
-    graph_of,
-    has_graph,
-    names_in,
-    set_graph,
-    set_parameter,
-    set_settings,
-    settings_of,
-)
-from ..mxnet_private.graphs import (
-    INPUT,
-    input_names,
-    nodes_of,
-    rewrite,
-    symbols_of,
-    used_outputs,
-)
+from ..mxnet_private import blocks, graphs
+from ..mxnet_private.blocks import BatchNormBase, settings_of
 from .batch_norm import SyncBatchNorm
 from .graphs import is_guard, is_ours
 from .synchronization import ActivatedBatchNorm, Synchronization
@@ -74,7 +57,7 @@ def norms_of(net: mx.gluon.Block) -> list[Norm]:
 
     The names of parameters show further ones, which have no layer.
     """
-    found, names = [], names_in(net)
+    found, names = [], blocks.names_in(net)
     for block, name in names.items():
         if isinstance(block, SymbolBlock):
             found += _source_of(block).norms.values()
@@ -109,16 +92,17 @@ def dividing_operators(net: mx.gluon.Block, outputs: Iterable) -> list[str]:
     On several devices this is the number of one device. `outputs` are recorded arrays
     of one device.
     """
-    blocks = [block for block in blocks_of(net) if isinstance(block, HybridBlock)]
-    graphs = [graph_of(block) for block in blocks if has_graph(block)]
-    nodes = [node for graph in graphs + symbols_of(outputs) for node in nodes_of(graph)]
-    found = {
+    hybrid = [b for b in blocks.blocks_of(net) if isinstance(b, HybridBlock)]
+    found = [blocks.graph_of(block) for block in hybrid if blocks.has_graph(block)]
+    found += graphs.symbols_of(outputs)
+    nodes = [node for graph in found for node in graphs.nodes_of(graph)]
+    names = {
         f"{node['op']} {node['name']}": None
         for node in nodes
         if node["attrs"].get("normalization") in ("batch", "valid")
         or node["op"] == "IdentityAttachKLSparseReg"
     }
-    return list(found)
+    return list(names)
 
 
 def own_methods(block: mx.gluon.Block) -> list[str]:
@@ -160,7 +144,7 @@ class _Source:
 
 def _source_of(block):
     source = vars(block).get("_source")
-    if source is None or source.made is not graph_of(block):
+    if source is None or source.made is not blocks.graph_of(block):
         source = block._source = _read(block)
     elif source.keys != source.current_keys():  # the block is a copy
         remake_graph(block)
@@ -168,13 +152,13 @@ def _source_of(block):
 
 
 def _read(block):
-    graph = graph_of(block)
-    nodes, used, by_key = nodes_of(graph), used_outputs(graph), {}
+    graph = blocks.graph_of(block)
+    nodes, used, by_key = graphs.nodes_of(graph), graphs.used_outputs(graph), {}
     source = _Source(graph, graph)
     for number, node in enumerate(nodes):
         if node["op"] not in _OPERATORS and not is_ours(node):
             continue
-        inputs = input_names(nodes, node)
+        inputs = graphs.input_names(nodes, node)
         inputs = inputs[1:3] + inputs[-2:]
         key = node["attrs"].get("layer_key", number)  # a layer may be used twice
         if key not in by_key:
@@ -185,8 +169,9 @@ def _read(block):
         if node["op"] in _OPERATORS and used[number] != {0}:
             reason = "its mean or variance is read"
         name = layer._sync.name if is_ours(node) else _prefix(node)
-        former = source.norms.get(layer)
-        is_masked = _is_masked(node) or bool(former and former.is_masked)
+        is_masked = _is_masked(node)
+        if layer in source.norms:
+            is_masked = is_masked or source.norms[layer].is_masked
         source.norms[layer] = Norm(name, layer, reason, block, is_masked)
     source.keys = source.current_keys()
     return source
@@ -212,17 +197,17 @@ def _layer_of(node, inputs, parameters):
             "fix_gamma": attributes.get("fix_gamma", "True") in _TRUE,
             _FROZEN: _is_frozen(node),
         }
-    set_settings(layer, {**settings_of(layer), **settings})
+    blocks.set_settings(layer, {**settings_of(layer), **settings})
     for name, source in zip(_PARAMETERS, inputs):
         if source in parameters:
-            set_parameter(layer, name, parameters[source])
+            blocks.set_parameter(layer, name, parameters[source])
     return layer
 
 
 def remake_graph(block: SymbolBlock) -> None:
     """Make the graph of a SymbolBlock from its layers."""
     source = block._source
-    nodes, layers = nodes_of(source.graph), source.layers
+    nodes, layers = graphs.nodes_of(source.graph), source.layers
     replaced = {
         number
         for number, layer in layers.items()
@@ -239,19 +224,19 @@ def remake_graph(block: SymbolBlock) -> None:
 
     def replace(number, node):
         if number in replaced:
-            data = mx.sym.var(INPUT)
+            data = mx.sym.var(graphs.INPUT)
             return layers[number](data.as_np_ndarray() if is_np else data)
         node["attrs"].update(updated.get(number, {}))
         follows = bool(node["inputs"]) and node["inputs"][0][0] in ours
         if is_guard(node) and (number in before or follows):
-            return mx.sym.var(INPUT)
+            return mx.sym.var(graphs.INPUT)
         return None
 
     source.made, is_np = source.graph, mx.util.is_np_array()
     if replaced or any(updated.values()):
-        source.made = rewrite(source.graph, replace)
+        source.made = graphs.rewrite(source.graph, replace)
     source.keys = source.current_keys()
-    set_graph(block, source.made)
+    blocks.set_graph(block, source.made)
 
 
 def _new_attributes(node, layer):

@@ -61,7 +61,7 @@ class MaskedElements:
 
 
 def check_mask(layer: str, x: Any, mask: Any, axis: int, trace: Trace | None) -> None:
-    """Raise TypeError or ValueError unless a mask is right for its data."""
+    """Raise TypeError or ValueError unless a mask fits its data."""
     is_array = isinstance(x, mx.nd.NDArray)
     if is_array:
         check_type("mask", mask, mx.nd.NDArray, "an NDArray, like data")

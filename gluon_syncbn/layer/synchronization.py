@@ -118,7 +118,6 @@ class Synchronization:
         self.contexts: list = []
         self.norm_settings: dict = {}  # the settings of a BatchNorm
         self.parameters: Any = weakref.WeakSet()
-        self._parameter_ids: list = []
         self._options: tuple = ()  # as native code has them
         self._made[name] += 1
         self.shared_name, count = name, self._made[name]
@@ -151,11 +150,10 @@ class Synchronization:
 
     def register(self, parameters: Iterable) -> None:
         """Make trainers of the parameters wait for exchanges of this layer."""
-        parameters = list(parameters)
-        if self._parameter_ids != list(map(id, parameters)):
-            self._parameter_ids = list(map(id, parameters))
-            self.parameters = weakref.WeakSet(parameters)
-            steps.guard_trainers(parameters)
+        registered = weakref.WeakSet(parameters)
+        if registered != self.parameters:
+            self.parameters = registered
+            steps.guard_trainers(registered)
 
     def update(
         self, contexts: Sequence, norm_settings: dict, restarts: bool = False
@@ -207,8 +205,7 @@ class Synchronization:
 
     def release(self) -> None:
         """Undo `register` when the layer stops being a SyncBatchNorm."""
-        parameters, self.parameters = list(self.parameters), weakref.WeakSet()
-        self._parameter_ids = []
+        parameters, self.parameters = self.parameters, weakref.WeakSet()
         steps.release_trainers(parameters)
 
     def is_alone(self) -> bool:
