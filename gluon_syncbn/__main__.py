@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     built = features()
     print(f"gluon_syncbn {built.pop('version')}, MXNet {mx.__version__}")
     for name, value in built.items():
-        print(f"  {name}: {_in_words(value)}")
+        print(f"  {name}: {value or 'none'}")
     gpus = [c for c in available_contexts() if c.device_type == "gpu"]
     places = [[mx.cpu(0), mx.cpu(1)]]
     if gpus and built["cuda"]:
@@ -96,13 +96,6 @@ def _gpus_in_words(gpus, places):
     if gpus and len(places) == 1:
         return f"{len(gpus)} GPUs, but gluon_syncbn was built without CUDA"
     return f"{len(gpus)} GPUs"
-
-
-def _in_words(value):
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    words = " ".join(value) if isinstance(value, list) else str(value)
-    return words or "none"
 
 
 if __name__ == "__main__":

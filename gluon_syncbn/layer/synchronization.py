@@ -54,12 +54,15 @@ class Settings(NamedTuple):
         if self.num_devices is not None:
             check_int("num_devices", self.num_devices, minimum=1, maximum=2**31 - 1)
         timeout = None if self.timeout is None else check_timeout(self.timeout)
-        _check_group(self.group)
         check_choice("nonfinite", self.nonfinite, NONFINITE)
         check_choice("activation", self.activation, ACTIVATIONS)
         is_unbiased = check_bool("unbiased_running_var", self.unbiased_running_var)
-        checked = self._replace(unbiased_running_var=is_unbiased, timeout=timeout)
-        return checked._replace(slope=self._checked_slope())
+        return self._replace(
+            unbiased_running_var=is_unbiased,
+            timeout=timeout,
+            group=_checked_group(self.group),
+            slope=self._checked_slope(),
+        )
 
     def _checked_slope(self):
         is_leaky, slope = self.activation == "leaky_relu", self.slope
@@ -218,17 +221,23 @@ class Synchronization:
         return len(ranks or range(world().size)) > 1
 
 
-def _check_group(group):
+def _checked_group(group):
+    """Return a group; a list of ranks becomes a list of such lists."""
     if group is None or isinstance(group, str) and group in ("machine", "process"):
-        return
-    groups = _groups(group)
-    ranks = [rank for one in groups for rank in one]
-    if not groups or not all(groups) or not all(map(is_int, ranks)):
+        return group
+
+    def is_list(value):
+        return isinstance(value, (list, tuple)) and len(value) > 0
+
+    groups = group if is_list(group) and all(map(is_list, group)) else [group]
+    ranks = [rank for one in groups if is_list(one) for rank in one]
+    if not ranks or not all(map(is_int, ranks)):
         raise TypeError(f"group must be {_EXPECTED}, got {short_repr(group)}")
     if len({*ranks}) < len(ranks) or min(ranks) < 0:
         raise ValueError(
             f"group must have distinct ranks of at least 0, got {short_repr(group)}"
         )
+    return groups
 
 
 def ranks_of(group: Any, layer: str) -> list[int]:
@@ -242,30 +251,20 @@ def ranks_of(group: Any, layer: str) -> list[int]:
         return [world().rank]
     if group == "machine":
         return world().of_machine
-    groups = _groups(group)
-    highest = max(rank for one in groups for rank in one)
+    highest = max(rank for one in group for rank in one)
     if highest >= world().size:
         hint = "" if world().is_connected else " Call distributed.init() first."
         raise ValueError(
             f"SyncBatchNorm '{layer}': group must have ranks below {world().size}, the "
             f"number of processes, got {highest}.{hint}"
         )
-    for one in groups:
+    for one in group:
         if world().rank in one:
             return sorted(one)
     raise ValueError(
         f"SyncBatchNorm '{layer}': group must contain the rank {world().rank} of this "
-        f"process, got {groups if len(groups) > 1 else groups[0]}"
+        f"process, got {group}"
     )
-
-
-def _groups(group):
-    """Return `group` as a list of lists; [] if it is not a list."""
-    if not isinstance(group, (list, tuple)):
-        return []
-    if all(isinstance(element, (list, tuple)) for element in group):
-        return group
-    return [group]
 
 
 class ActivatedBatchNorm(nn.BatchNorm):

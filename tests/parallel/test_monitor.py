@@ -94,7 +94,7 @@ def test_a_busy_device_does_not_wait_for_data(monkeypatch):
     monitor = Monitor(net)
     for number, x in enumerate(monitor.data(batches(SLOW))):
         if number == 0:
-            monitor.report()  # without the wait for the first batch
+            monitor.report()  # forgets the wait for the first batch
         else:
             may_end.release()
         differentiate(net, x.as_in_context(mx.cpu(1)))
