@@ -84,9 +84,7 @@ class SyncBatchNorm(nn.BatchNorm):
         "leaky_relu" and "identity" also save memory: backward reconstructs the
         normalized values from the output, so MXNet frees the input after forward. Do
         not write to such an output before backward. A layer keeps a copy of its input
-        if the values of a channel cannot be reconstructed exactly: if \|gamma\| is
-        below \|beta\| / 8 or near the end of the dtype's range, or the variance is far
-        below epsilon.
+        if the values of a channel cannot be reconstructed exactly.
     slope : float or None, default None
         Factor of negative values for "leaky_relu". None means 0.01.
     nonfinite : "propagate", "skip" or "raise", default "propagate"
@@ -126,9 +124,8 @@ class SyncBatchNorm(nn.BatchNorm):
     Notes
     -----
     Every forward call in training mode updates the running statistics, recorded or not.
-    (MXNet's BatchNorm updates them in backward. If a layer is used twice in a step, the
-    two updates have another order there.) Each device has the gradients of gamma and
-    beta for its shard. A Trainer sums them over devices, as for every parameter.
+    Each device has the gradients of gamma and beta for its shard. A Trainer sums them
+    over devices, as for every parameter.
 
     `contrib.amp` runs custom operators in float32. For float16 call
     ``net.cast('float16')``, which does not change this layer's parameters from float32.

@@ -169,7 +169,7 @@ def _read(block):
         if node["op"] in _OPERATORS and used[number] != {0}:
             reason = "its mean or variance is read"
         name = layer._sync.name if is_ours(node) else _prefix(node)
-        is_masked = _is_masked(node)
+        is_masked = node["attrs"].get("masked") in _TRUE
         if layer in source.norms:
             is_masked = is_masked or source.norms[layer].is_masked
         source.norms[layer] = Norm(name, layer, reason, block, is_masked)
@@ -208,55 +208,43 @@ def remake_graph(block: SymbolBlock) -> None:
     """Make the graph of a SymbolBlock from its layers."""
     source = block._source
     nodes, layers = graphs.nodes_of(source.graph), source.layers
-    replaced = {
-        number
+    changes = {
+        number: _change(nodes[number], source.norms[layer])
         for number, layer in layers.items()
-        if not source.norms[layer].reason and _is_replaced(nodes[number], layer)
     }
+    replaced = {number for number, change in changes.items() if change is None}
     ours = {number for number in replaced if is_ours(nodes[number])}
     before = {nodes[number]["inputs"][0][0] for number in ours}
-
-    updated = {
-        number: _new_attributes(nodes[number], layer)
-        for number, layer in layers.items()
-        if number not in replaced
-    }
 
     def replace(number, node):
         if number in replaced:
             data = mx.sym.var(graphs.INPUT)
             return layers[number](data.as_np_ndarray() if is_np else data)
-        node["attrs"].update(updated.get(number, {}))
+        node["attrs"].update(changes.get(number, {}))
         follows = bool(node["inputs"]) and node["inputs"][0][0] in ours
         if is_guard(node) and (number in before or follows):
             return mx.sym.var(graphs.INPUT)
         return None
 
     source.made, is_np = source.graph, mx.util.is_np_array()
-    if replaced or any(updated.values()):
+    if any(change != {} for change in changes.values()):
         source.made = graphs.rewrite(source.graph, replace)
     source.keys = source.current_keys()
     blocks.set_graph(block, source.made)
 
 
-def _new_attributes(node, layer):
-    """Return the attributes that change in a node that is not replaced."""
-    if not is_ours(node):
-        is_frozen = settings_of(layer)[_FROZEN]
-        return {} if is_frozen == _is_frozen(node) else {_FROZEN: str(is_frozen)}
-    layer._sync.update(layer.contexts(), settings_of(layer))
-    layer._sync.keep()
-    return {"layer_key": layer.key}
-
-
-def _is_replaced(node, layer):
-    if not is_ours(node):
-        return type(layer) is not _OPERATORS[node["op"]]
-    return type(layer) is not SyncBatchNorm or settings_of(layer)[_FROZEN]
-
-
-def _is_masked(node):
-    return node["attrs"].get("masked") in _TRUE
+def _change(node, norm):
+    """Return a node's new attributes, or None if the layer makes another node."""
+    layer, is_frozen = norm.layer, settings_of(norm.layer)[_FROZEN]
+    if is_ours(node):
+        if type(layer) is not SyncBatchNorm or is_frozen:
+            return None
+        layer._sync.update(layer.contexts(), settings_of(layer))
+        layer._sync.keep()
+        return {"layer_key": layer.key}
+    if not norm.reason and type(layer) is not _OPERATORS[node["op"]]:
+        return None
+    return {} if is_frozen == _is_frozen(node) else {_FROZEN: str(is_frozen)}
 
 
 def _is_frozen(node):
