@@ -139,7 +139,7 @@ def _collect(net, layers, batches):
     """Call the net on each batch; return {layer: moments} of the layers it calls."""
     devices, axis = _devices_of(net)
     collected: dict[Any, _Collected] = {}
-    for batch in _check_counts(_report_errors(batches)):
+    for batch in _shared(batches):
         shards = _split(net, batch, devices.contexts, axis)
         with autograd.pause(train_mode=False):
             _call(net, shards, devices, layers)
@@ -243,39 +243,38 @@ def _collected_moments(key):
     return _Collected(bool(is_unbiased), size, mean, m2)
 
 
-def _report_errors(batches):
-    """Yield the batches; report an error in their source to other processes."""
-    try:
-        yield from batches
-    except (Exception, KeyboardInterrupt) as error:
-        if world().size > 1:
-            reason = f"recompute_statistics raised {type(error).__name__}: {error}"
-            failures.end_waits(reason)
-            failures.give_up(reason)
-        raise
+def _shared(batches):
+    """Yield the batches; raise an error on all ranks if one rank has one.
 
-
-def _check_counts(batches):
-    """Yield the batches; raise ValueError on all ranks where some have one more."""
-    end = object()
-    for count in itertools.count():
-        batch = next(batches, end)
+    All ranks must have equally many batches, and at least one.
+    """
+    iterator, end, count = iter(batches), object(), 0
+    while True:
+        try:
+            batch = next(iterator, end)
+        except (Exception, KeyboardInterrupt) as error:
+            if world().size > 1:
+                reason = f"recompute_statistics raised {type(error).__name__}: {error}"
+                failures.end_waits(reason)
+                failures.give_up(reason)
+            raise
         has_batch = np.zeros(world().size)
         has_batch[world().rank] = batch is not end
         found = total("recompute_statistics, next batch", has_batch)
-        if not any(found) and count > 0:
-            return
-        if not any(found):
-            raise ValueError(
-                "batches must have at least one batch, got none. Was this generator or "
-                "iterator used before? Call reset() on an NDArrayIter."
-            )
         if not all(found):
-            raise ValueError(
-                "batches must be equally many on all ranks, got "
-                f"{count} on rank {found.index(0)} and more on rank {found.index(1)}"
-            )
+            break
         yield batch
+        count += 1
+    if any(found):
+        raise ValueError(
+            f"batches must be equally many on all ranks, got {count} on rank "
+            f"{found.index(0)} and more on rank {found.index(1)}"
+        )
+    if count == 0:
+        raise ValueError(
+            "batches must have at least one batch, got none. Was this generator or "
+            "iterator used before? Call reset() on an NDArrayIter."
+        )
 
 
 def _check_all_ranks(collected):

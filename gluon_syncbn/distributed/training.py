@@ -173,8 +173,7 @@ class Trainer(mx.gluon.Trainer):
     def _update(self, ignore_stale_grad=False):
         if ignore_stale_grad:
             for parameter in self._fresh:
-                for data in data_of(parameter):
-                    mark_fresh([data])
+                mark_fresh(data_of(parameter))
         self._fresh = []
         super()._update(ignore_stale_grad)
 

@@ -106,9 +106,6 @@ class SyncBatchNorm(nn.BatchNorm):
           padding: they do not contribute to statistics and gradients, and their outputs
           and gradients are 0.
 
-    Outputs
-        - **out**: an array with the shape and dtype of `data`.
-
     Raises
     ------
     TypeError, ValueError

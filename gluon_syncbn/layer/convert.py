@@ -172,9 +172,8 @@ def freeze_statistics(net: mx.gluon.Block, frozen: bool = True) -> mx.gluon.Bloc
     Warns
     -----
     UserWarning
-        If there is nothing to freeze, or with the names of layers that may not change:
-        layers of a subclass that defines methods, and running statistics without a
-        layer, because a block calls F.BatchNorm or has layers in a list.
+        If there is nothing to freeze, or with the names of layers that may not change,
+        see :func:`convert_sync_batchnorm`.
 
     Notes
     -----
