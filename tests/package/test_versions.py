@@ -33,7 +33,7 @@ def test_other_versions_are_refused_in_one_sentence(tmp_path, version):
     assert text.startswith("ImportError: ") and all(fact in text for fact in facts)
 
 
-def test_a_missing_mxnet_is_named_with_its_cure(tmp_path):
+def test_a_missing_mxnet_is_named_with_its_fix(tmp_path):
     (tmp_path / "mxnet.py").write_text("raise ModuleNotFoundError('no', name='mxnet')")
     path = f"{tmp_path}:{ROOT}"
     for program in "import gluon_syncbn", "import gluon_syncbn.__main__":
@@ -52,7 +52,7 @@ def test_a_missing_mxnet_is_named_with_its_cure(tmp_path):
         ("libquadmath.so.0", "`apt install libgomp1 libquadmath0`"),
     ],
 )
-def test_a_missing_library_is_named_with_its_cure(tmp_path, library, words):
+def test_a_missing_library_is_named_with_its_fix(tmp_path, library, words):
     text = import_without(tmp_path, library)
     assert text.startswith("ImportError: ") and library in text and words in text
 
