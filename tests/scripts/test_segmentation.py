@@ -4,7 +4,6 @@ import functools
 import json
 import os
 import re
-import resource
 import shlex
 import shutil
 import sys
@@ -16,7 +15,6 @@ import numpy as np
 import pytest
 from mxnet import autograd
 from PIL import Image
-from scipy.special import log_softmax
 from support.helpers import ROOT, run_tool
 from support.mpi import finish, needs_mpi, start
 
@@ -28,7 +26,6 @@ from segmentation import data, model
 
 TINY = "--crop-size 64 --images 5 --batch-size 2 --epochs 2"
 TINY = *TINY.split(), "--lr", "0.02"
-CAMVID = ROOT.parent / "shared" / "data" / "camvid"
 SCRIPT = str(ROOT / "scripts/train_segmentation.py")
 
 
@@ -77,12 +74,21 @@ def test_an_interrupted_run_continues_exactly(trained, tmp_path, refuse, monkeyp
         assert min(Image.open(tmp_path / name).size) > 300
 
 
-@pytest.mark.skipif(not CAMVID.is_dir(), reason=f"{CAMVID} is not a folder")
+def write_folder(root, image, label):
+    for split in "train", "val":
+        for kind, picture in ("images", image), ("labels", Image.fromarray(label)):
+            (root / kind / split).mkdir(parents=True)
+            picture.save(root / kind / split / "a.png")
+    return "--data-root", root, "--class-names", "A,B"
+
+
 def test_the_commands_of_the_guide(tmp_path, monkeypatch):
-    """As printed, but on fewer images and for fewer epochs."""
+    """As printed, but on one image and for fewer epochs."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "camvid").symlink_to(CAMVID)
-    shutil.copy(next((CAMVID / "images" / "val").iterdir()), "street.jpg")
+    pixels = np.random.default_rng(0).integers(0, 256, (80, 90, 3)).astype(np.uint8)
+    picture = Image.fromarray(pixels)
+    write_folder(tmp_path / "camvid", picture, np.eye(80, 90, dtype=np.uint8))
+    picture.save("street.jpg")
     guide = (ROOT / "docs/guides/gluoncv.md").read_text(encoding="utf-8")
     block = re.search(r"```\n(python scripts/train.*?)```", guide, re.S)[1]
     limits = [*TINY, "--epochs", "1"], ["--epochs", "2"], []
@@ -90,14 +96,6 @@ def test_the_commands_of_the_guide(tmp_path, monkeypatch):
         _, script, *options = shlex.split(line, comments=True)
         run(Path(script).name, *options, *more)
     assert min(Image.open("overlay.png").size) > 200
-
-
-def write_folder(root, image, label):
-    for split in "train", "val":
-        for kind, picture in ("images", image), ("labels", Image.fromarray(label)):
-            (root / kind / split).mkdir(parents=True)
-            picture.save(root / kind / split / "a.png")
-    return "--data-root", root, "--class-names", "A,B"
 
 
 SMALL, LABEL = Image.new("L", (2, 2)), np.zeros((2, 2), np.uint8)
@@ -108,7 +106,6 @@ SMALL, LABEL = Image.new("L", (2, 2)), np.zeros((2, 2), np.uint8)
     [
         ("invalid choice: 'unet'", ["--model", "unet"]),
         ("a multiple of 32", ["--crop-size", 50]),
-        ("epochs must be at least 1", ["--epochs", 0]),
         ("finds no device gpu(98)", ["--ctx", "gpu", "--num-devices", 99]),
         ("Lower --lr", ["--lr", 2e9]),
         ("--class-names must", ["--data-root", "none"]),
@@ -116,8 +113,6 @@ SMALL, LABEL = Image.new("L", (2, 2)), np.zeros((2, 2), np.uint8)
         ("has a run", ["--run-dir", "RUN"]),
         ("is finished", ["--resume", "RUN"]),
         ("none/run.json", ["--resume", "none"]),
-        ("File name too long", ["--run-dir", "x" * 300]),
-        ("without LC_ALL=C.UTF-8", ["--run-dir", "\udcc3\udca4"]),
         ("cannot be read", (Image.new("1", (13500, 13500)), LABEL)),
         ("must have 8 bits", (Image.new("I;16", (2, 2), 500), LABEL)),
         ("label pixels", (SMALL, LABEL + 255)),
@@ -143,27 +138,14 @@ def test_odd_run_folders_are_one_sentence(trained, tmp_path, refuse):
     to_predict("must end in .png", *image, "--output", "x.xyz")
     with FileLock(copy / ".lock"):
         refuse("is in use", *resume)
-    for lost in 10**6, 100:  # bytes, as on a full disk
-        former = resource.getrlimit(resource.RLIMIT_FSIZE)
-        limit = (copy / "run.params").stat().st_size - lost
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, former[1]))
-        try:
-            refuse("is the disk full", *resume)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, former)
-    states = (copy / "run.states").read_bytes()
-    for content in b"", b"cos\nmkdir\n(S'ran'\ntR.", states[:-200]:
-        (copy / "run.states").write_bytes(content)
-        refuse("is damaged", *resume)
-    assert not Path("ran").exists()  # the second content is a pickle that makes it
-    (copy / "run.params").write_bytes((copy / "run.params").read_bytes()[:-200])
-    to_predict("is damaged", *image)
+    for name, act, options in ("states", refuse, resume), ("params", to_predict, image):
+        path = copy / f"run.{name}"
+        path.write_bytes(path.read_bytes()[:-200])
+        act("is damaged", *options)
     run = json.loads((copy / "run.json").read_text())
-    wrong = {"epochs": []}, {"epochs": [1]}, {"classes": 5}, {"settings": {"lr": None}}
-    for value in ([], {}, None, *({**run, **values} for values in wrong)):
+    for value in [], {**run, "epochs": [1]}, {**run, "settings": {"lr": None}}:
         (copy / "run.json").write_text(json.dumps(value))
         refuse("run.json", *resume)
-        to_predict("run.json", *image)
 
 
 @needs_mpi
@@ -184,23 +166,13 @@ def args(*options):
     return model.Parser().settings(["--crop-size", "64", *map(str, options)])
 
 
-def test_splits_share_no_digit_and_batches_depend_on_seed_and_epoch_only():
-    splits = [data.open_split(name, args()) for name in ("train", "val", "test")]
-    inks = [ink.tobytes() for split in splits for ink in split.ink]
-    assert len(inks) == 1797
-    split, epochs = splits[0], []
-    for split.epoch in 3, 3, 4:
-        epochs.append([next(iter(split))[0], split[0][0]])
-    np.testing.assert_equal(epochs[0], epochs[1])
-    for former, other in zip(epochs[0], epochs[2]):
-        assert not np.array_equal(former, other)
-
-
-def test_crops_keep_image_and_label_together():
+def test_crops_depend_on_the_epoch_and_keep_image_and_label_together():
     split = data.open_split("train", args())
+    first, _ = split[0]
+    split.epoch = 1
+    assert not np.array_equal(first, split[0][0])
     for index in range(20):
         image, label = split[index]
-        assert image.shape == (64, 64, 3) and label.shape == (64, 64)
         brightest = image.max(axis=2).astype(float)
         assert brightest[label > 0].mean() > brightest[label == 0].mean() + 50
 
@@ -223,16 +195,12 @@ def test_evaluation_by_hand():
     assert model.Engine.evaluate(engine, batches) == pytest.approx(expected)
 
 
-def test_losses_of_shards_sum_to_that_of_the_batch():
-    rng = np.random.default_rng(0)
-    scores, label = rng.normal(size=(3, 4, 5, 5)), rng.integers(-1, 4, (3, 5, 5))
-    log_p = np.moveaxis(log_softmax(scores, axis=1), 1, -1)[label >= 0]
-    right = -1.4 * log_p[np.arange(len(log_p)), label[label >= 0]].sum()
-    loss = model.NetWithLoss(lambda x: (x, x))
-    x, y = (mx.nd.array(array, dtype="float64") for array in (scores, label))
+def test_the_loss_is_a_sum_over_labelled_pixels():
+    """The second output, an auxiliary one, has the weight 0.4."""
+    loss, scores = model.NetWithLoss(lambda x: (x, x)), mx.nd.zeros((1, 4, 1, 3))
     with autograd.record():
-        total = loss(x[:1], y[:1]).sum() + loss(x[1:], y[1:]).sum()
-    assert total.asscalar() == pytest.approx(right, 1e-12)
+        total = loss(scores, mx.nd.array([[[0, 3, -1]]]))
+    assert total.asscalar() == pytest.approx(1.4 * 2 * np.log(4))
 
 
 @pytest.mark.parametrize("name", model.MODELS)
