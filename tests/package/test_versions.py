@@ -7,7 +7,7 @@ import gluon_syncbn
 
 import numpy as np
 import pytest
-from support.helpers import ROOT, output_of, run_python, run_tool
+from support.helpers import ROOT, output_of, run_python
 
 
 def import_beside(folder, mxnet, program="import gluon_syncbn"):
@@ -87,13 +87,3 @@ def test_one_version_for_all():
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(
         encoding="utf-8"
     )
-
-
-@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this is not a checkout")
-def test_the_commit_of_a_checkout_is_known():
-    try:
-        run_tool("git", "-C", ROOT, "rev-parse", "HEAD")
-    except (AssertionError, OSError) as error:
-        pytest.skip(f"git cannot tell the commit here: {error}")
-    commit = gluon_syncbn.features()["commit"]
-    assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?", commit)

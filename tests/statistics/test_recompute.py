@@ -40,9 +40,9 @@ def small_net(norm):
     return net
 
 
-def batches_of(rows=ROWS, shape=(3, 6, 5), dtype="float64", mean=1):
+def batches_of(shape=(3, 6, 5), dtype="float64"):
     rng = np.random.default_rng(3)
-    return [rng.normal(mean, 2, (n, *shape)).astype(dtype) for n in rows]
+    return [rng.normal(1, 2, (n, *shape)).astype(dtype) for n in ROWS]
 
 
 def statistics(net, index=0):
@@ -106,18 +106,15 @@ def test_equals_all_elements_together(make, norm, way, mode):
 
 
 @pytest.mark.parametrize("unbiased", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_both_divisors(dtype, unbiased):
+def test_both_divisors_in_float32(unbiased):
+    """Sums are float64, although the mean is large."""
     layer = SyncBatchNorm(in_channels=2, unbiased_running_var=unbiased)
-    layer.cast(dtype)
     layer.initialize()
-    batches = [b.reshape(-1, 2) for b in batches_of((7, 1, 4), (2,), dtype, mean=1000)]
-    together = np.concatenate(batches).astype("float64")
-    recompute_statistics(layer, (nd.array(batch, dtype=dtype) for batch in batches))
-    var, mean = value(layer.running_var), value(layer.running_mean)
-    right = together.var(axis=0, ddof=unbiased)
-    assert_near(var, right, dtype, 12, conditioning=500, scale=abs(right).max())
-    assert_near(mean, together.mean(axis=0), dtype, 12, scale=1000)
+    batches = [1000 + batch for batch in batches_of(shape=(2,), dtype="float32")]
+    recompute_statistics(layer, batches)
+    right = np.concatenate(batches).astype("float64").var(axis=0, ddof=unbiased)
+    limits = {"count": 12, "conditioning": 500, "scale": abs(right).max()}
+    assert_near(value(layer.running_var), right, **limits)
 
 
 def test_nothing_but_the_statistics_changes():
