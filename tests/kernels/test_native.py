@@ -24,10 +24,9 @@ pytestmark = [
     ),
 ]
 FULL = os.environ.get("GLUON_SYNCBN_NATIVE") == "full"
-# They need tests/cpp/emulated_cuda.
-EMULATED = {"test_cuda_failures", "test_cuda_kernels", "test_cuda_op"}
-ONE_THREAD = {"test_op"}
 TESTS = {path.stem for path in (ROOT / "tests/cpp").glob("*.cc")}
+EMULATED = {name for name in TESTS if name.startswith("test_cuda_")}
+ONE_THREAD = {"test_op"}
 
 
 @pytest.mark.parametrize(

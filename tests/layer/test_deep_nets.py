@@ -73,33 +73,32 @@ def deep_net(norm, container=nn.HybridSequential):
     return net
 
 
-def plain_net(make_net):
+@functools.lru_cache(maxsize=None)
+def initial_net():
     mx.random.seed(1)
-    net = make_net(functools.partial(nn.BatchNorm, momentum=MOMENTUM))
+    net = deep_net(nn.BatchNorm)
     net.initialize(mx.init.Xavier())
     net(nd.ones(SHAPE))
     return net
 
 
-def twin(plain, make_net, contexts):
-    """Make the net with SyncBatchNorm on `contexts` and the plain net's parameters."""
-    norm = functools.partial(gluon_syncbn.SyncBatchNorm, num_devices=len(contexts))
-    net = make_net(functools.partial(norm, momentum=MOMENTUM))
-    net.initialize(ctx=contexts)
-    copy_parameters(plain, net)
-    return net
-
-
-def train(net, devices, rows, dtype="float32"):
+def train(make_net, norm, rows, mode="imperative", dtype="float32"):
     """Train on shards of so many rows; return outputs, gradients and parameters."""
+    net, contexts = (
+        make_net(functools.partial(norm, momentum=MOMENTUM)),
+        cpus(len(rows)),
+    )
+    net.initialize(ctx=contexts)
+    copy_parameters(initial_net(), net)
+    net(nd.ones(SHAPE))  # now they have values, which a cast needs
+    set_mode(net, mode).cast(dtype)
     settings = {"learning_rate": 0.01, "momentum": 0.9}
     trainer = Trainer(net.collect_params(), "sgd", settings)
-    rng, found = np.random.default_rng(0), []
+    rng, found, devices = np.random.default_rng(0), [], gluon_syncbn.Devices(contexts)
     for _ in range(STEPS):
         batch = rng.normal(1, 2, SHAPE), rng.normal(size=(8, 4, 10, 10))
         shards, dys = (
-            put(split_rows(v.astype("float32"), rows), devices.contexts, dtype)
-            for v in batch
+            put(split_rows(v.astype("float32"), rows), contexts, dtype) for v in batch
         )
         ys, dxs = train_step(devices, net, shards, dys)
         trainer.step(len(batch[0]))
@@ -110,30 +109,9 @@ def train(net, devices, rows, dtype="float32"):
 @functools.lru_cache(maxsize=None)
 def truth():
     """Float64 values of nn.BatchNorm, and by how much its float32 values differ."""
-    found = []
-    for dtype in "float64", "float32":
-        plain = plain_net(deep_net)
-        plain.cast(dtype)
-        one = gluon_syncbn.Devices(mx.cpu())
-        found.append(train(plain, one, [8], dtype))
-    right, rounded = found
+    dtypes = "float64", "float32"
+    right, rounded = (train(deep_net, nn.BatchNorm, [8], dtype=d) for d in dtypes)
     return right, [abs(a - b).max() for a, b in zip(rounded, right)]
-
-
-def check(mode, rows, devices, make_net):
-    plain = plain_net(make_net)
-    right, errors = truth()
-    for repeat in range(REPEAT):
-        net = twin(plain, make_net, devices.contexts)
-        found = train(set_mode(net, mode), devices, rows)
-        assert len(found) == len(right) > 60
-        for index, (value, expected, error) in enumerate(zip(found, right, errors)):
-            scale = max(1.0, abs(expected).max())
-            rtol, atol = reference.tolerance("float32", expected.size, scale=scale)
-            # Steps amplify rounding: by how much, MXNet's own float32 run measures.
-            atol += 10 * error
-            message = f"array {index}, repeat {repeat}"
-            np.testing.assert_allclose(value, expected, rtol, atol, err_msg=message)
 
 
 def reconstructing_net(norm):
@@ -155,9 +133,18 @@ NETS = {
 @pytest.mark.timeout(60 + 30 * REPEAT)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("net", NETS)
-def test_trains_like_one_context(net, mode, make_devices):
-    rows = [2, 3, 1, 2] if net == "plain" else [3, 5]
-    check(mode, rows, make_devices(len(rows)), NETS[net])
+def test_trains_like_one_context(net, mode):
+    rows, (right, errors) = [2, 3, 1, 2] if net == "plain" else [3, 5], truth()
+    for repeat in range(REPEAT):
+        found = train(NETS[net], gluon_syncbn.SyncBatchNorm, rows, mode)
+        assert len(found) == len(right) > 60
+        for index, (value, expected, error) in enumerate(zip(found, right, errors)):
+            scale = max(1.0, abs(expected).max())
+            rtol, atol = reference.tolerance("float32", expected.size, scale=scale)
+            # Steps amplify rounding: by how much, MXNet's own float32 run measures.
+            atol += 10 * error
+            message = f"array {index}, repeat {repeat}"
+            np.testing.assert_allclose(value, expected, rtol, atol, err_msg=message)
 
 
 def test_gradients_in_blocked_layouts():

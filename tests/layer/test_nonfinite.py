@@ -9,9 +9,9 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd
-from mxnet.gluon import SymbolBlock, Trainer, nn
+from mxnet.gluon import Trainer, nn
 from support import reference
-from support.blocks import by_gluon, gluon_1_only, prefixed
+from support.blocks import by_gluon, prefixed
 from support.helpers import assert_near, cpus, put, run_python, split_rows, value
 from support.nd import nd
 
@@ -102,16 +102,12 @@ def test_shards_that_are_finite_each_or_not_at_all(values, words, devices):
     gluon_syncbn.recover()
 
 
-@gluon_1_only("blocks take no symbols")
 def test_of_a_whole_net(devices):
-    """Through convert and make_parallel, in SymbolBlocks too."""
-    graph = SymbolBlock(nn.BatchNorm()(mx.sym.var("data")), mx.sym.var("data"))
-    for net in nn.BatchNorm(), graph:
-        net = make_parallel(net, devices.contexts, nonfinite="raise")
-        net.initialize()
-        with pytest.raises(mx.MXNetError, match=r"channel 1.*cpu\(\d\)"):
-            with autograd.record():
-                net(nd.array(spoiled(np.nan, 0))).wait_to_read()
+    net = make_parallel(nn.BatchNorm(), devices.contexts, nonfinite="raise")
+    net.initialize()
+    with pytest.raises(mx.MXNetError, match=r"channel 1.*cpu\(\d\)"):
+        with autograd.record():
+            net(nd.array(spoiled(np.nan, 0))).wait_to_read()
 
 
 ONE_VALUE = """
