@@ -1,6 +1,7 @@
 """Conversion of whole nets in both directions: what changes, and all that does not."""
 
 from operator import attrgetter
+from unittest import mock
 
 from gluon_syncbn import (
     Monitor,
@@ -193,27 +194,18 @@ def test_other_settings_hold_without_a_new_trace(devices):
 @pytest.mark.parametrize(
     "mode, guard", [("hybridize", "transpose"), ("static_shape", "amp_multicast")]
 )
-def test_guards_are_chosen_by_one_inference(mode, guard, monkeypatch):
+def test_guards_are_chosen_by_one_inference(mode, guard):
     """An inference of shapes for each layer would be quadratic in the layers."""
-    net = nn.HybridSequential()
+    net, infer = nn.HybridSequential(), mx.sym.Symbol.infer_shape_partial
     for _ in range(10):
         net.add(nn.Conv2D(3, 1), SyncBatchNorm())
     initialized(net)
-    infer, make = mx.sym.Symbol.infer_shape_partial, graphs.from_nodes
-    inferences, nodes = [], []
-
-    def counted(*args, **options):
-        inferences.append(args)
-        return infer(*args, **options)
-
-    def noted(*args):
-        nodes[:] = args[2]
-        return make(*args)
-
-    monkeypatch.setattr(mx.sym.Symbol, "infer_shape_partial", counted)
-    monkeypatch.setattr(graphs, "from_nodes", noted)
-    with autograd.record():
-        set_mode(net, mode)(batch())
-    assert len(inferences) == 1
-    names = [node["op"] for node in nodes if node["op"] not in ("null", "Convolution")]
-    assert names == ["Reshape", "Custom", guard] * 10
+    count = {"autospec": True, "side_effect": infer}
+    with mock.patch.object(mx.sym.Symbol, "infer_shape_partial", **count) as inferred:
+        with mock.patch.object(graphs, "from_nodes", wraps=graphs.from_nodes) as made:
+            with autograd.record():
+                set_mode(net, mode)(batch())
+    assert inferred.call_count == 1
+    names = [node["op"] for node in made.call_args[0][2]]
+    others = "null", "Convolution"
+    assert [n for n in names if n not in others] == ["Reshape", "Custom", guard] * 10

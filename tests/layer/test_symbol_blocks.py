@@ -166,6 +166,8 @@ def test_a_graph_with_a_mask(tmp_path):
     net(x, mask)
     net.export(str(tmp_path / "net"))
     net = imported(tmp_path / "net", "data0", "data1")
+    with pytest.raises(mx.MXNetError, match="mask"):
+        net(x, mask.T).wait_to_read()
     for _ in range(2):
         with autograd.record():
             y = net(x, mask)

@@ -24,15 +24,14 @@ def test_it_reports_what_there_is_and_that_it_is_right():
     assert f"commit: {features['commit'] or 'none'}\n" in output
     assert f"library: {features['library']}" in output
     assert re.search(r"^devices: \d+ CPU cores, ", output, re.M)
-    for mode in ("imperative", "hybridized"):
-        for dtype in ("float32", "float64"):
-            row = rf"^ok +cpu\(0\), cpu\(1\) +{mode} +{dtype} +\de-\d\d +\de-\d\d$"
-            assert re.search(row, output, re.M)
+    rows = re.findall(r"^ok +cpu\(0\), cpu\(1\) +\w+ +float(?:32|64) ", output, re.M)
+    assert len(set(rows)) == 4
     assert output.endswith("\nAll checks passed.\n")
 
 
-def test_it_prints_the_causes_of_a_wait():
-    text = run_tool(sys.executable, "-m", "gluon_syncbn", "hang")
+def test_it_prints_the_causes_of_a_wait(capsys):
+    assert __main__.main(["hang"]) == 0
+    text = capsys.readouterr().out
     page = (ROOT / "docs/guides/hang.md").read_text()
     assert text.splitlines()[2] in page and "GLUON_SYNCBN_TIMEOUT" in text
     assert "allow_plain_loop(net)" in text and "devices disagree" not in text
@@ -53,12 +52,11 @@ def test_sources_that_were_not_built_say_so(tmp_path, monkeypatch):
     assert str(tmp_path / "gluon_syncbn") in sentence
 
 
-def test_a_library_of_other_sources_is_named():
+def test_a_library_of_other_sources_is_named(monkeypatch):
     """As after a pull, where an editable installation was not built again."""
-    run = run_python("import gluon_syncbn", GLUON_SYNCBN_LIBRARY=_ctypes.__file__)
-    *_, sentence = run.stderr.splitlines()
-    assert sentence.startswith("ImportError: ") and _ctypes.__file__ in sentence
-    assert "`pip install --no-build-isolation -e .`" in sentence
+    monkeypatch.setenv("GLUON_SYNCBN_LIBRARY", _ctypes.__file__)
+    with pytest.raises(ImportError, match="`pip install --no-build-isolation -e"):
+        library.load.__wrapped__()
 
 
 DAMAGE = {

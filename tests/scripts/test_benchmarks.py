@@ -49,13 +49,3 @@ def test_the_committed_results_can_be_drawn(tmp_path):
         {path.name for path in folder.glob("*.png")} for folder in (tmp_path, RESULTS)
     )
     assert drawn == committed
-
-
-def test_what_is_wrong_is_not_timed(monkeypatch):
-    monkeypatch.syspath_prepend(SCRIPTS)
-    import benchmark_layer
-
-    layers = benchmark_layer.LAYERS
-    monkeypatch.setitem(layers, "gluon_syncbn", layers["BatchNorm"])
-    with pytest.raises(SystemExit, match="gluon_syncbn differs"):
-        benchmark_layer.measure((4, 3, 5, 5), 2, ["hybridize"], 1)
