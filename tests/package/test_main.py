@@ -91,16 +91,6 @@ def test_types_of_native_functions_are_compared():
     with pytest.raises(ImportError, match=words):
         library.declare(ctypes.CDLL(str(file)), file, wrong)
 
-    class Options(ctypes.Structure):
-        _fields_ = library.LayerOptions._fields_[1:]
-
-    types = [library.Text, Options, ctypes.c_int]
-    wrong = {"gluon_syncbn_set_options": (library.Status, types)}
-    with pytest.raises(
-        ImportError, match=r"must be int4 .*, got int4 pointer8 struct\d+ int4"
-    ):
-        library.declare(ctypes.CDLL(str(file)), file, wrong)
-
 
 @pytest.mark.parametrize("name", ["y", "dx", "the running variance"])
 def test_a_wrong_result_is_found(monkeypatch, capsys, name):

@@ -1,7 +1,6 @@
 """The segmentation scripts: end to end in a tiny size, their parts, and odd input."""
 
-import functools
-import json
+import importlib
 import os
 import re
 import shlex
@@ -27,46 +26,50 @@ from segmentation import data, model
 TINY = "--crop-size 64 --images 5 --batch-size 2 --epochs 2"
 TINY = *TINY.split(), "--lr", "0.02"
 SCRIPT = str(ROOT / "scripts/train_segmentation.py")
+MAIN = train_segmentation.main
 
 
-def run(script, *arguments):
-    return run_tool(sys.executable, ROOT / "scripts" / script, *arguments, timeout=240)
+def train(*options):
+    return run_tool(sys.executable, SCRIPT, *options, timeout=240)
 
 
 @pytest.fixture
-def refuse(monkeypatch, capsys, tmp_path):
-    """Run a script's work in this process, which ends with a code and a sentence."""
+def call(monkeypatch, capsys, tmp_path):
+    """Run a script's work in this process; return its exit code and its errors."""
     monkeypatch.chdir(tmp_path)
 
-    def refuse(words, *options, work=train_segmentation.main, code=2, start="error: "):
+    def call(work, *options):
         monkeypatch.setattr(sys, "argv", ["script", *map(str, options)])
-        assert model.exit_code(work) == code
-        lines = capsys.readouterr().err.splitlines()
-        (error,) = [line for line in lines if line.startswith(start)]
-        assert words in error
+        return model.exit_code(work), capsys.readouterr().err
 
-    return refuse
+    return call
+
+
+def assert_refused(result, words):
+    code, text = result
+    (error,) = [line for line in text.splitlines() if line.startswith("error: ")]
+    assert code == 2 and words in error
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """Run two epochs on the embedded digits."""
     folder = tmp_path_factory.mktemp("trained")
-    output = run("train_segmentation.py", *TINY, "--run-dir", folder)
+    output = train(*TINY, "--run-dir", folder)
     assert "epoch 2: train_loss" in output and "predictions.png" in output
     return folder
 
 
-def test_an_interrupted_run_continues_exactly(trained, tmp_path, refuse, monkeypatch):
+def test_an_interrupted_run_continues_exactly(trained, tmp_path, call, monkeypatch):
     def save(*arguments, save=model.save):
         save(*arguments)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(model, "save", save)
-        options = *TINY, "--run-dir", tmp_path
-        refuse("--resume continues", *options, code=130, start="interrupted")
-    run("train_segmentation.py", "--resume", tmp_path)
+        code, text = call(MAIN, *TINY, "--run-dir", tmp_path)
+        assert code == 130 and "interrupted: --resume continues" in text
+    assert call(MAIN, "--resume", tmp_path)[0] == 0
     for name in "run.params", "run.states":
         assert (tmp_path / name).read_bytes() == (trained / name).read_bytes()
     assert {path.name for path in tmp_path.iterdir()} == set(os.listdir(trained))
@@ -82,9 +85,8 @@ def write_folder(root, image, label):
     return "--data-root", root, "--class-names", "A,B"
 
 
-def test_the_commands_of_the_guide(tmp_path, monkeypatch):
+def test_the_commands_of_the_guide(tmp_path, call):
     """As printed, but on one image and for fewer epochs."""
-    monkeypatch.chdir(tmp_path)
     pixels = np.random.default_rng(0).integers(0, 256, (80, 90, 3)).astype(np.uint8)
     picture = Image.fromarray(pixels)
     write_folder(tmp_path / "camvid", picture, np.eye(80, 90, dtype=np.uint8))
@@ -94,7 +96,8 @@ def test_the_commands_of_the_guide(tmp_path, monkeypatch):
     limits = [*TINY, "--epochs", "1"], ["--epochs", "2"], []
     for line, more in zip(block.replace("\\\n", "").splitlines(), limits):
         _, script, *options = shlex.split(line, comments=True)
-        run(Path(script).name, *options, *more)
+        work = importlib.import_module(Path(script).stem).main
+        assert call(work, *options, *more)[0] == 0
     assert min(Image.open("overlay.png").size) > 200
 
 
@@ -120,39 +123,36 @@ SMALL, LABEL = Image.new("L", (2, 2)), np.zeros((2, 2), np.uint8)
         ("the shape (2, 2), got (1, 2)", (SMALL, LABEL[:1])),
     ],
 )
-def test_odd_input_is_one_sentence(words, arguments, trained, tmp_path, refuse):
+def test_odd_input_is_one_sentence(words, arguments, trained, tmp_path, call):
     (tmp_path / "RUN").symlink_to(trained)
     before = {path.name: path.read_bytes() for path in trained.iterdir()}
     if isinstance(arguments, tuple):
         arguments = write_folder(tmp_path, *arguments)
-    refuse(words, *TINY, *arguments)
+    assert_refused(call(MAIN, *TINY, *arguments), words)
     assert before == {path.name: path.read_bytes() for path in trained.iterdir()}
 
 
-def test_odd_run_folders_are_one_sentence(trained, tmp_path, refuse):
+def test_odd_run_folders_are_one_sentence(trained, tmp_path, call):
     copy = shutil.copytree(trained, tmp_path / "copy")
-    resume = "--resume", copy, "--epochs", 3
-    to_predict = functools.partial(refuse, work=predict.main)
+    resume = MAIN, "--resume", copy, "--epochs", 3
+    to_predict = predict.main, "--checkpoint", copy, "--image", "a.png"
     SMALL.save("a.png")
-    image = "--checkpoint", copy, "--image", "a.png"
-    to_predict("must end in .png", *image, "--output", "x.xyz")
+    assert_refused(call(*to_predict, "--output", "x.xyz"), "must end in .png")
     with FileLock(copy / ".lock"):
-        refuse("is in use", *resume)
-    for name, act, options in ("states", refuse, resume), ("params", to_predict, image):
+        assert_refused(call(*resume), "is in use")
+    for name, command in ("states", resume), ("params", to_predict):
         path = copy / f"run.{name}"
         path.write_bytes(path.read_bytes()[:-200])
-        act("is damaged", *options)
-    run = json.loads((copy / "run.json").read_text())
-    for value in [], {**run, "epochs": [1]}, {**run, "settings": {"lr": None}}:
-        (copy / "run.json").write_text(json.dumps(value))
-        refuse("run.json", *resume)
+        assert_refused(call(*command), "is damaged")
+    (copy / "run.json").write_text('{"epochs": [1], "settings": {}, "classes": []}')
+    assert_refused(call(*resume), "run.json")
 
 
 @needs_mpi
 def test_two_processes_train_like_two_contexts(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     options = *TINY, "--images", "2", "--epochs", "1"  # a single step
-    run("train_segmentation.py", *options, "--run-dir", tmp_path / "contexts")
+    train(*options, "--run-dir", tmp_path / "contexts")
     program = f"import runpy\nrunpy.run_path({SCRIPT!r}, run_name='__main__')"
     options = "--distributed", *options, "--num-devices", "1", "--run-dir", tmp_path
     output = finish(start(2, program, *options, init=""))
