@@ -1,6 +1,6 @@
 """Masks: the layer computes on the valid elements alone, whatever padding contains."""
 
-from gluon_syncbn import Devices, SyncBatchNorm, make_parallel
+from gluon_syncbn import Devices, SyncBatchNorm
 
 import mxnet as mx
 import numpy as np
@@ -93,25 +93,6 @@ class Masked(Function):
 
     def compute(self, F, x, mask):
         return self.norm(F.identity(x), mask)
-
-
-def test_parallel_nets_pass_masks_on(devices):
-    """Two contexts, the second with padding only, give what one context gives."""
-    x, mask = np.random.default_rng(0).normal(size=(4, 5, 3)), np.zeros((4, 5))
-    mask[0], mask[1, :3] = 1, 1
-    found = []
-    for contexts in devices.contexts, devices.contexts[:1]:
-        net = make_parallel(Masked(-1), ctx=contexts)
-        net.cast("float64")
-        net.initialize()
-        arguments = [nd.array(v, dtype="float64") for v in (x, mask)]
-        arguments[0].attach_grad()
-        with autograd.record():
-            loss = (net(*arguments) ** 3).sum()
-        loss.backward()
-        gradients = arguments[0].grad.asnumpy(), summed_grad(net.norm.gamma)
-        found.append([loss.asnumpy(), *gradients])
-    assert_all_near(*found, *LIMITS)
 
 
 def test_numpy_arrays():

@@ -9,10 +9,10 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd
-from mxnet.gluon import Trainer, nn
+from mxnet.gluon import nn
 from support import reference
-from support.blocks import by_gluon, prefixed
-from support.helpers import assert_near, cpus, put, run_python, split_rows, value
+from support.blocks import prefixed
+from support.helpers import assert_near, put, run_python, split_rows, value
 from support.nd import nd
 
 GOOD = np.random.default_rng(0).normal(2, 3, (6, 3, 4)).astype("float32")
@@ -124,20 +124,3 @@ for rows in 2, 1, 1:
 def test_one_value_per_channel_is_told_once():
     text = run_python(ONE_VALUE).stderr
     assert text.count("SyncBatchNorm 'batchnorm0' trains on one value per chan") == 1
-
-
-def test_few_rows_without_synchronization_are_told_once(recwarn):
-    net = make_parallel(nn.BatchNorm(**prefixed("norm_")), cpus(2), sync_bn=False)
-    net.initialize()
-    net(nd.ones((2, 3)))
-    trainer = Trainer(net.collect_params(), "sgd")
-    for rows in 6, 4, 2:
-        with autograd.record():
-            y = net(nd.ones((rows, 3)))
-        y.backward()
-        trainer.step(rows)
-    name = by_gluon("norm", "BatchNorm")
-    (warning,) = [w for w in recwarn if "sync_bn" in str(w.message)]
-    facts = name, "2 rows", "sync_bn=False"
-    assert all(fact in str(warning.message) for fact in facts)
-    assert warning.filename == __file__

@@ -53,17 +53,6 @@ def test_a_missing_library_is_named_with_its_cure(tmp_path, library, words):
     assert re.match(words, text) and library in text
 
 
-@pytest.mark.skipif(
-    np.lib.NumpyVersion(np.__version__) < "1.24.0", reason="this NumPy lacks nothing"
-)
-def test_mxnet_alone_lacks_names_of_numpy():
-    lines = run_python("import mxnet").stderr.splitlines()
-    (alone,) = [line for line in lines if line.startswith("AttributeError: ")]
-    page = (ROOT / "docs" / "guides" / "install.md").read_text(encoding="utf-8")
-    assert alone.rstrip(".") in page
-    assert run_python("import gluon_syncbn, mxnet").returncode == 0
-
-
 def test_names_that_numpy_has_are_left_alone():
     program = (
         "import sys, numpy as np; sys.modules['mxnet'] = None; had = dict(vars(np))\n"
