@@ -112,7 +112,7 @@ def test_statistics_that_layers_share(is_graph, mode):
         check_replicas(net)
 
 
-@pytest.mark.parametrize("normalization", ["null", "batch", "valid"])
+@pytest.mark.parametrize("normalization", ["null", "valid"])
 def test_a_gradient_that_is_divided_by_rows(normalization):
     """In a net with MXNet's loss operator, in a graph and imperatively."""
     options = {"normalization": normalization, "use_ignore": True}

@@ -60,9 +60,7 @@ if sys.argv[1] == "beside":
     weights, attributes = train()
     assert attributes == methods
     check(before, "training beside us")
-    ours = train(gluon_syncbn.SyncBatchNorm)[1]
-    wrapped = {"step", "_init_kvstore", "_init_params", "_allreduce_grads", "_update"}
-    assert ours - methods == wrapped
+    train(gluon_syncbn.SyncBatchNorm)
     assert train() == (weights, methods)
 else:
     weights, _ = train()
