@@ -58,10 +58,11 @@ def test_epsilon_of_a_node_that_does_not_name_one():
 
 def test_a_graph_outlives_the_block_that_it_was_traced_with(devices):
     layer = SyncBatchNorm(in_channels=1, num_devices=2, epsilon=0)
-    net = SymbolBlock(layer(DATA), DATA)
-    net.initialize(mx.init.One(), devices.contexts)
+    text = layer(DATA).tojson()
     del layer
     gc.collect()
+    net = SymbolBlock(mx.sym.load_json(text), DATA)
+    net.initialize(mx.init.One(), devices.contexts)
     xs = [mx.nd.array([[k]], ctx=c) for k, c in enumerate(devices.contexts)]
     with autograd.train_mode():
         ys = devices.map(net, xs)
