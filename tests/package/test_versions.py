@@ -29,7 +29,7 @@ def test_versions_in_between_are_not(tmp_path, version):
     assert f"got {version}" not in import_beside(tmp_path, f"__version__ = {version!r}")
 
 
-def test_a_missing_mxnet_is_named_with_its_cure(tmp_path):
+def test_a_missing_mxnet_is_named_with_its_fix(tmp_path):
     missing = "raise ModuleNotFoundError('no', name='mxnet')"
     for program in "import gluon_syncbn", "import gluon_syncbn.__main__":
         text = import_beside(tmp_path, missing, program)
@@ -47,7 +47,7 @@ def test_a_missing_mxnet_is_named_with_its_cure(tmp_path):
         ("libopenblas.so.0", "OSError: "),  # MXNet's own error
     ],
 )
-def test_a_missing_library_is_named_with_its_cure(tmp_path, library, words):
+def test_a_missing_library_is_named_with_its_fix(tmp_path, library, words):
     error = f"raise OSError('{library}: cannot open shared object file')"
     text = import_beside(tmp_path, error)
     assert re.match(words, text) and library in text

@@ -1,9 +1,10 @@
-"""The benchmarks and their figures, end to end in a tiny size.
+"""The benchmarks, their figures and the ablation, end to end in a tiny size.
 
 Nothing is asserted about times: on a busy machine they mean nothing.
 """
 
 import json
+import shutil
 import sys
 
 import pytest
@@ -38,3 +39,45 @@ def test_a_benchmark_writes_what_tables_and_figures_read(name, tmp_path):
         assert all(r["peak_mb"] >= r["after_forward_mb"] > 0 for r in found["rows"])
     run_tool(sys.executable, SCRIPTS / "benchmarking.py", tmp_path)
     assert output.with_suffix(".png").stat().st_size > 10000
+
+
+def test_the_committed_results_can_be_drawn(tmp_path):
+    for path in RESULTS.glob("*.json"):
+        shutil.copy(path, tmp_path)
+    run_tool(sys.executable, SCRIPTS / "benchmarking.py", tmp_path)
+    drawn, committed = (
+        {path.name for path in folder.glob("*.png")} for folder in (tmp_path, RESULTS)
+    )
+    assert drawn == committed
+
+
+def test_what_is_wrong_is_not_timed(monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPTS)
+    import benchmark_layer
+
+    layers = benchmark_layer.LAYERS
+    monkeypatch.setitem(layers, "gluon_syncbn", layers["BatchNorm"])
+    with pytest.raises(SystemExit, match="gluon_syncbn differs"):
+        benchmark_layer.measure((4, 3, 5, 5), 2, ["hybridize"], 1)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(280)
+def test_a_quick_ablation_is_made_once(tmp_path):
+    pytest.importorskip("gluoncv", reason="the ablation trains GluonCV's nets")
+    command = sys.executable, ROOT / "scripts/ablation.py", "--quick"
+    first = run_tool(*command, "--results", tmp_path)
+    paths = sorted(tmp_path.glob("*.json"))
+    names = "bn-2x1", "syncbn-1x2", "syncbn-2x1"
+    assert [path.stem for path in paths] == [
+        f"digits-fastscnn-{n}-seed0" for n in names
+    ]
+    for path in paths:
+        run = json.loads(path.read_text())
+        assert len(run["epochs"]) == 1 and run["diverged"] is None
+        assert run["settings"]["lr"] == 0.025 and run["test_images"] == 4
+        # Statistics of the batch and recomputed ones are other functions of the images.
+        scores = {scores["mean_iou"] for scores in run["test"].values()}
+        assert len(scores) == 3 and all(0 <= score <= 1 for score in scores)
+    second = run_tool(*command, "--results", tmp_path)
+    assert second == first[first.index("| net |") :]
