@@ -8,12 +8,11 @@ better test, because fifty layers of float32 amplify rounding.)
 
 Each synchronized layer has a process of its own, in which nn.BatchNorm is also timed.
 
-    python scripts/benchmarks/benchmark_net.py  # about 6 minutes
+    python scripts/benchmarks/benchmark_net.py  # about 7 minutes
     python scripts/benchmarks/benchmark_net.py --nets FCN --crop 240
 """
 
 import functools
-import itertools
 import multiprocessing
 import os
 import sys
@@ -85,10 +84,8 @@ class Candidate:
         return loss, sum(gradient.asnumpy() for gradient in weight.list_grad())
 
 
-def verify(name, mode, candidates, x, y):
+def verify(mode, candidates, right):
     """Exit unless synchronized layers train like one context with the whole batch."""
-    one = gluon_syncbn.Devices(mx.cpu(0))
-    right = Candidate(name, "BatchNorm", "imperative", one, x, y).results()
     errors = {
         layer: [np.linalg.norm(a - b) for a, b in zip(candidate.results(), right)]
         for layer, candidate in candidates.items()
@@ -99,20 +96,26 @@ def verify(name, mode, candidates, x, y):
             sys.exit(f"{layer}, {mode}: errors must be below {bounds}, got {found}")
 
 
-def measure(name, mode, layers, options):
-    """Return a row of results for each of `layers`."""
+def measure(name, layers, options):
+    """Return a row of results for each mode and each of `layers`."""
     rng, crop = np.random.default_rng(0), options.crop
     batch = options.batch * len(CONTEXTS)
     x = rng.normal(size=(batch, 3, crop, crop)).astype("float32")
     y = rng.integers(0, CLASSES, (batch, crop, crop)).astype("float32")
-    devices = gluon_syncbn.Devices(CONTEXTS)
-    candidates = {k: Candidate(name, k, mode, devices, x, y) for k in layers}
-    verify(name, mode, candidates, x, y)
-    steps = {layer: candidate.step for layer, candidate in candidates.items()}
-    times = benchmarking.take_turns(steps, options.repetitions, warm_up=1)
-    row = {"net": name, "mode": mode, "crop": crop, "batch": options.batch}
-    row.update(contexts=len(CONTEXTS), workers=os.environ.get(WORKERS, "default"))
-    return [{"layer": k, **row, **benchmarking.statistics(times[k])} for k in layers]
+    one, devices = map(gluon_syncbn.Devices, (CONTEXTS[0], CONTEXTS))
+    right = Candidate(name, "BatchNorm", "imperative", one, x, y).results()
+    case = {"net": name, "crop": crop, "batch": options.batch}
+    case.update(contexts=len(CONTEXTS), workers=os.environ.get(WORKERS, "default"))
+    rows = []
+    for mode in options.modes:
+        candidates = {k: Candidate(name, k, mode, devices, x, y) for k in layers}
+        verify(mode, candidates, right)
+        steps = {layer: candidate.step for layer, candidate in candidates.items()}
+        times = benchmarking.take_turns(steps, options.repetitions, warm_up=1)
+        for layer, seconds in times.items():
+            row = {"layer": layer, "mode": mode, **case}
+            rows.append({**row, **benchmarking.statistics(seconds)})
+    return rows
 
 
 def main():
@@ -124,9 +127,8 @@ def main():
     spawn = multiprocessing.get_context("spawn")
     for layer, variables in PROCESSES.items():
         with mock.patch.dict(os.environ, variables), ProcessPoolExecutor(1, spawn) as p:
-            for name, mode in itertools.product(options.nets, options.modes):
-                case = name, mode, (layer, "BatchNorm"), options
-                rows += p.submit(measure, *case).result()
+            for name in options.nets:
+                rows += p.submit(measure, name, (layer, "BatchNorm"), options).result()
     columns = "net", "mode", "workers", "layer", "median_ms"
     bandwidth = benchmarking.copy_bandwidth()
     benchmarking.write(options.output, rows, *columns, copy_gb_s=bandwidth)
