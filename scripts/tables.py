@@ -70,6 +70,10 @@ def layer():
 
 
 NETS = "FastSCNN", "FCN", "DeepLabV3"
+LAYERS = {
+    "gluon_syncbn, MXNet's defaults": "gluon_syncbn",
+    "MXNet's own SyncBatchNorm, two workers": "contrib",
+}
 
 
 def ratio(net, layer):
@@ -80,16 +84,17 @@ def ratio(net, layer):
     times = {}
     for row in rows_of("benchmark_net"):
         if row["net"] == net:
-            process = row["mode"], row.get("workers")
+            process = row["mode"], row["workers"]
             times.setdefault(process, {})[row["layer"]] = row["median_ms"]
     ratios = [t[layer] / t["BatchNorm"] for t in times.values() if layer in t]
     return f"{min(ratios):.2f} to {max(ratios):.2f}"
 
 
-def nets(columns):
-    """Return a table of `ratio`; `columns` maps headings to layers."""
-    rows = [[net, *(ratio(net, layer) for layer in columns.values())] for net in NETS]
-    return markdown(["net", *columns], rows)
+def nets():
+    """Return a table of `ratio`, with the bandwidth of the machine in its heading."""
+    rows = [[net, *(ratio(net, layer) for layer in LAYERS.values())] for net in NETS]
+    gb_s = document_of("benchmark_net")["copy_gb_s"]
+    return markdown([f"net (memory: {gb_s:.0f} GB/s)", *LAYERS], rows)
 
 
 def memory():
