@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -61,10 +62,11 @@ class LocalTransport : public syncbn::Transport {
   const int rank_;
 };
 
+// A rank with two layers.
 class Rank : public syncbn::Table {
  public:
-  Rank(const std::shared_ptr<Network>& network, int rank) {
-    Connect(std::make_unique<LocalTransport>(network, rank));
+  Rank(const std::shared_ptr<Network>& with, int rank) : number(rank), network(with) {
+    Connect(std::make_unique<LocalTransport>(with, rank));
   }
   using Table::Arrive;
   bool IsOver(const syncbn::Waiting& waiting, syncbn::Time now) {
@@ -72,8 +74,17 @@ class Rank : public syncbn::Table {
     Serve();
     return Table::IsOver(&lock, waiting, now);
   }
+  // Return the text of the failure after this message, or an empty one.
+  std::string Handle(int from, const syncbn::Bytes& bytes) {
+    network->Send(from, number, bytes);
+    return Failure();
+  }
   bool AllHaveLeft() const { return peers_.AllHaveLeft(); }
   size_t InFlight() const { return exchanges_.size(); }
+
+  const int number;
+  const std::shared_ptr<Network> network;
+  syncbn::Members layers[2] = {syncbn::Members("all"), syncbn::Members("some")};
 };
 
 // Return the contribution of the device cpu(id) to a layer's exchange.

@@ -34,11 +34,7 @@ void Train(int ranks, int size) {
   const int steps = check::Rounds(ranks == 1 ? 2000 : 50);
   const auto network = std::make_shared<Network>(ranks);
   std::vector<std::unique_ptr<Rank>> tables;
-  std::vector<std::unique_ptr<Members>> layers;
-  for (int i = 0; i < ranks * kLayers; ++i) {
-    if (i % kLayers == 0) tables.push_back(std::make_unique<Rank>(network, i / kLayers));
-    layers.push_back(std::make_unique<Members>(std::to_string(i % kLayers)));
-  }
+  for (int i = 0; i < ranks; ++i) tables.push_back(std::make_unique<Rank>(network, i));
   std::mt19937 random(1);
   int first = 0;
   for (int span = 0; span < 12; ++span) {
@@ -51,19 +47,20 @@ void Train(int ranks, int size) {
       participants.insert(Cpu(first + i));
     }
     if (!some) participants.clear();
-    for (size_t i = 0; i < layers.size(); ++i) {
-      tables[i / kLayers]->SetParticipants(layers[i].get(), participants);
+    for (const auto& table : tables) {
+      for (Members& layer : table->layers) table->SetParticipants(&layer, participants);
     }
     const int devices = static_cast<int>(ids.size());
     Parallel(ranks * kLayers * devices, [&](int thread) {
-      const int layer = thread / devices, id = ids[thread % devices];
+      const int rank_here = thread / devices / kLayers, layer = thread / devices % kLayers;
+      const int id = ids[thread % devices];
       std::mt19937 delays(thread);
       Ticket ticket;
       for (int step = 0; step < 2 * steps; ++step) {
         if (delays() % 4000 == 0) std::this_thread::sleep_for(std::chrono::microseconds(250));
         // Another exchange, or another order of ranks and devices, makes another sum.
         const auto number = [&](int rank, int device) {
-          return 1.0 / (2 * step + layer % kLayers + 7 * device + 11 * rank + 1);
+          return 1.0 / (2 * step + layer + 7 * device + 11 * rank + 1);
         };
         double expected = 0;
         for (int rank = 0; rank < ranks; ++rank) {
@@ -71,10 +68,10 @@ void Train(int ranks, int size) {
           for (int i = 1; i < devices; ++i) sum += number(rank, ids[i]);
           expected += sum;
         }
-        Contribution own = Of(layers[layer].get(), id, number(layer / kLayers, id));
+        Contribution own = Of(&tables[rank_here]->layers[layer], id, number(rank_here, id));
         own.phase = step % 2 == 0 ? Phase::kForward : Phase::kBackward;
         own.devices = size;
-        const Numbers sum = tables[layer / kLayers]->Contribute(own, &ticket);
+        const Numbers sum = tables[rank_here]->Contribute(own, &ticket);
         CHECK_EQ(sum[0], expected, "step ", step);
       }
     });
@@ -86,11 +83,12 @@ void Train(int ranks, int size) {
   }
   Parallel(ranks * kLayers, [&](int layer) {  // the other devices never come
     const std::string text = ErrorOf([&] {
-      Contribution own = Of(layers[layer].get(), first);
+      Rank* const table = tables[layer / kLayers].get();
+      Contribution own = Of(&table->layers[layer % kLayers], first);
       own.devices = size;
       Ticket ticket;
-      if (layer == 0) tables[0]->Fail("the ship sinks", true);
-      tables[layer / kLayers]->Contribute(own, &ticket);
+      if (layer == 0) table->Fail("the ship sinks", true);
+      table->Contribute(own, &ticket);
     });
     CheckHas(text, "the ship sinks");
   });
@@ -109,7 +107,7 @@ struct Layer {
   explicit Layer(size_t devices) : size(devices) {}
 
   Contribution Of(int id, double number = 0, Phase phase = Phase::kForward) {
-    Contribution own = ::Of(&members, id, number);
+    Contribution own = ::Of(&members(), id, number);
     own.phase = phase;
     own.devices = size;
     return own;
@@ -124,9 +122,10 @@ struct Layer {
     for (const int id : ids) Arrive(Of(id), tickets == nullptr ? nullptr : &tickets[id]);
   }
 
+  Members& members() { return table.layers[0]; }
+
   size_t size;
   Rank table{std::make_shared<Network>(1), 0};
-  Members members{"layer"};
 };
 
 // The first failure ends the calls of all layers of the process.
@@ -134,9 +133,8 @@ TEST(TimeoutNamesWhoIsMissing) {
   Layer layer(3);
   Ticket tickets[3];
   layer.Call({0, 1, 2}, tickets);
-  Members other_members("other");
   Contribution own = layer.Of(0), second = layer.Of(2), other = layer.Of(1);
-  other.members = &other_members;
+  other.members = &layer.table.layers[1];
   const Waiting other_waiting = layer.Arrive(other), waiting = layer.Arrive(own);
   layer.Arrive(second);
   syncbn::SetLocator([] { syncbn::ReportWhere("\nThe program stands at a line"); });
@@ -145,11 +143,11 @@ TEST(TimeoutNamesWhoIsMissing) {
   CHECK(layer.table.IsOver(waiting, Time(std::chrono::seconds(60))));
   syncbn::SetLocator(nullptr);
   const std::string text = layer.table.Failure();
-  CheckHas(text, "SyncBatchNorm 'layer', forward: waited 60 s for 1 of 3 devices");
+  CheckHas(text, "SyncBatchNorm 'all', forward: waited 60 s for 1 of 3 devices");
   CheckHas(text, "clears the error.\nThe program stands at a line\nThe usual causes");
   CheckHas(text, "Arrived: cpu(0) with shape (0), cpu(2) with shape (2). Missing: cpu(1).");
   CHECK_EQ(waiting.exchange->error, text);
-  CHECK_EQ(other_waiting.exchange->error, "SyncBatchNorm 'other', forward: " + text);
+  CHECK_EQ(other_waiting.exchange->error, "SyncBatchNorm 'some', forward: " + text);
   CHECK_EQ(layer.table.LongestWait(), 0);
   layer.table.Fail("a later failure", false);
   const auto call_backward = [&] { layer.Arrive(layer.Of(1, 0, Phase::kBackward), &tickets[1]); };
@@ -163,7 +161,7 @@ TEST(TimeoutNamesWhoIsMissing) {
 std::string ErrorOfTwo(const Contribution& first, const Contribution& second) {
   Layer layer(2);
   Contribution a = first, b = second;
-  a.members = b.members = &layer.members;
+  a.members = b.members = &layer.members();
   const Waiting waiting = layer.Arrive(a);
   const std::string text = ErrorOf([&] { layer.Arrive(b); });
   CHECK_EQ(waiting.exchange->error, text);
@@ -178,11 +176,11 @@ TEST(ContributionsThatDoNotFitTogether) {
   more.devices = 3;
   longer.numbers = Numbers(2);
   CheckHas(ErrorOfTwo(first, blue),
-           "'layer', forward: devices disagree: cpu(0) has channels=1, dtype=float32, axis=0, "
+           "'all', forward: devices disagree: cpu(0) has channels=1, dtype=float32, axis=0, "
            "epsilon=0, num_devices=2, but cpu(1) has channels=2");
   CheckHas(ErrorOfTwo(first, more),
            "but cpu(1) has channels=1, dtype=float32, axis=0, epsilon=0, num_devices=3");
-  CheckHas(ErrorOfTwo(first, longer), "SyncBatchNorm 'layer', forward: all places must");
+  CheckHas(ErrorOfTwo(first, longer), "SyncBatchNorm 'all', forward: all places must");
 }
 
 // ---- other devices than before -----------------------------------------------------------------
@@ -218,12 +216,12 @@ TEST(MoreDevicesThanTheLayerHas) {
 // A backward call has the participants of its forward call.
 TEST(ParticipantsChangeBetweenForwardAndBackward) {
   Layer layer(3);
-  layer.table.SetParticipants(&layer.members, {Cpu(0), Cpu(2)});
+  layer.table.SetParticipants(&layer.members(), {Cpu(0), Cpu(2)});
   CheckHas(ErrorOf([&] { layer.Call({1}); }), "cpu(1) calls the layer as well as cpu(0), cpu(2)");
   layer.table.Reset();
   Ticket tickets[3];
   layer.Call({0, 2}, tickets);
-  layer.table.SetParticipants(&layer.members, {});
+  layer.table.SetParticipants(&layer.members(), {});
   layer.Call({0, 1});
   Waiting waiting;
   for (const int id : {0, 2}) {

@@ -14,7 +14,6 @@ namespace {
 using syncbn::Bytes;
 using syncbn::Contribution;
 using syncbn::Key;
-using syncbn::Members;
 using syncbn::Message;
 using syncbn::MessageKind;
 using syncbn::Numbers;
@@ -55,7 +54,6 @@ class Program {
     culprit_ = Below(size);
     for (int rank = 0; rank < size; ++rank) {
       ranks_.push_back(std::make_unique<Rank>(network, rank));
-      layers_.push_back({std::make_unique<Members>("all"), std::make_unique<Members>("some")});
       devices_.push_back(1 + Below(size > 13 ? 1 : 3));
       if (Below(3) > 0) some_.push_back(rank);
       for (int id = 0; id < devices_.back(); ++id) actors_.push_back({rank, id, Later(300)});
@@ -176,7 +174,7 @@ class Program {
       const bool is_some = call == 2;
       if (is_some && !std::binary_search(some_.begin(), some_.end(), actor->rank)) continue;
       const int exchange = 4 * phases + call + 3 * repeat;
-      Contribution own = Of(layers_[actor->rank][is_some].get(), actor->id);
+      Contribution own = Of(&ranks_[actor->rank]->layers[is_some], actor->id);
       own.numbers.push_back(NumberOf(actor->rank, actor->id, exchange));
       own.phase = is_forward ? Phase::kForward : Phase::kBackward;
       own.repeat = repeat;
@@ -216,8 +214,7 @@ class Program {
   std::mt19937 random_;
   Time now_{std::chrono::hours(1)};
   std::vector<std::unique_ptr<Rank>> ranks_;
-  std::vector<std::array<std::unique_ptr<Members>, 2>> layers_;  // each rank's layers
-  std::vector<int> devices_;                                     // how many each rank has
+  std::vector<int> devices_;  // how many each rank has
   std::vector<int> some_;
   std::vector<Actor> actors_;
   std::map<Key, Numbers> results_;
@@ -236,27 +233,14 @@ TEST(RandomPrograms) {
 
 // ---- messages ----------------------------------------------------------------------------------
 
-// A rank that receives made-up messages.
-struct Receiver {
-  explicit Receiver(int rank, int size = 4)
-      : number(rank), network(std::make_shared<Network>(size)), table(network, rank) {}
-  // Return the text of the failure, or an empty one.
-  std::string Handle(int from, const Bytes& bytes) {
-    network->Send(from, number, bytes);
-    return table.Failure();
-  }
-  Waiting Begin(const std::vector<int>& ranks) {
-    Contribution own = Of(&layer);
-    own.ranks = ranks;
-    return table.Arrive(own, &ticket, Time());
-  }
+Rank RankOf(int rank, int size = 4) { return {std::make_shared<Network>(size), rank}; }
 
-  const int number;
-  std::shared_ptr<Network> network;
-  Rank table;
-  Members layer{"all"};
+Waiting Begin(Rank* rank, const std::vector<int>& ranks) {
+  Contribution own = Of(&rank->layers[0]);
+  own.ranks = ranks;
   Ticket ticket;
-};
+  return rank->Arrive(own, &ticket, Time());
+}
 
 Message PartOf(const std::vector<int>& ranks, int64_t call = 0) {
   Message part;
@@ -271,8 +255,8 @@ Message PartOf(const std::vector<int>& ranks, int64_t call = 0) {
 // Return true if a rank refuses a message, which no process of this version sends. The rank may
 // wait in an exchange of the ranks `begun`.
 bool Refuses(int rank, int from, const Bytes& bytes, const std::vector<int>* begun = nullptr) {
-  Receiver receiver(rank);
-  if (begun != nullptr) receiver.Begin(*begun);
+  Rank receiver = RankOf(rank);
+  if (begun != nullptr) Begin(&receiver, *begun);
   return receiver.Handle(from, bytes).find("another version") != std::string::npos;
 }
 
@@ -300,7 +284,7 @@ TEST(PartsThatAreRefused) {
     bytes.resize(size);
     CHECK(Refuses(0, 1, bytes), size, " bytes");
   }
-  Receiver twice(0);
+  Rank twice = RankOf(0);
   CHECK_EQ(twice.Handle(1, Encode(PartOf({}))), "");
   CheckHas(twice.Handle(1, Encode(PartOf({}))), "another version");
 }
@@ -323,9 +307,9 @@ TEST(ResultsThatAreRefused) {
 
 // The other ranks' exchange has ended long ago.
 TEST(GroupsThatDiffer) {
-  Receiver receiver(0);
+  Rank receiver = RankOf(0);
   for (int call = 0; call < 2; ++call) {
-    receiver.Begin({0, 1});
+    Begin(&receiver, {0, 1});
     CHECK_EQ(receiver.Handle(1, Encode(PartOf({0, 1}, call))), "");
   }
   CheckHas(receiver.Handle(2, Encode(PartOf({}))),
@@ -340,7 +324,7 @@ TEST(RandomMessages) {
   const int messages = check::Rounds(check::Times(2'000'000, 100'000));
   for (int done = 0; done < messages;) {
     const int size = 2 + below(5) + (below(10) == 0 ? 60 : 0);
-    Receiver receiver(below(size), size);
+    Rank receiver = RankOf(below(size), size);
     Waiting waiting{};
     const auto ranks = [&] {
       std::vector<int> some;
@@ -352,10 +336,10 @@ TEST(RandomMessages) {
     };
     std::string failure;
     for (int step = 0; step < 30 && failure.empty(); ++step, ++done) {
-      if (below(6) == 0) ErrorOf([&] { waiting = receiver.Begin(ranks()); });
-      if (below(40) == 0) receiver.table.Leave();
+      if (below(6) == 0) ErrorOf([&] { waiting = Begin(&receiver, ranks()); });
+      if (below(40) == 0) receiver.Leave();
       if (below(8) == 0 && waiting.exchange) {
-        receiver.table.IsOver(waiting, Time(std::chrono::milliseconds(below(5000))));
+        receiver.IsOver(waiting, Time(std::chrono::milliseconds(below(5000))));
       }
       Message message = PartOf(ranks(), below(3));
       message.kind = static_cast<MessageKind>(below(12) == 0 ? below(6) : below(2));
@@ -389,10 +373,10 @@ TEST(RanksThatLeave) {
     if (both_leave) second.Leave();
     CHECK_EQ(first.Disconnect(both_leave ? 1 : 0, 0.01), both_leave);
   }
-  Receiver receiver(1);
-  receiver.table.Leave();
-  CheckHas(ErrorOf([&] { receiver.Begin({}); }), "called after gluon_syncbn.distributed.shut");
-  CHECK(receiver.Begin({1}).exchange->over);
+  Rank alone = RankOf(1);
+  alone.Leave();
+  CheckHas(ErrorOf([&] { Begin(&alone, {}); }), "called after gluon_syncbn.distributed.shut");
+  CHECK(Begin(&alone, {1}).exchange->over);
 }
 
 }  // namespace
