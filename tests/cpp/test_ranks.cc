@@ -264,11 +264,11 @@ TEST(PartsThatAreRefused) {
   const auto refuses = [](int rank, int from, const Message& part) {
     return Refuses(rank, from, Encode(part));
   };
-  CHECK(refuses(0, 1, PartOf({1})), "the receiver is missing");
+  CHECK(refuses(0, 2, PartOf({1, 2})), "the receiver is missing");
   CHECK(refuses(3, 1, PartOf({1, 2})), "the receiver is missing");
   CHECK(refuses(0, 1, PartOf({0, 1, 100})), "a rank does not exist");
   CHECK(refuses(1, 2, PartOf({-1, 1, 2})), "a rank does not exist");
-  CHECK(refuses(0, 1, PartOf({1, 0})), "the ranks do not ascend");
+  CHECK(refuses(0, 1, PartOf({0, 1, 1})), "the ranks do not ascend");
   CHECK(refuses(0, 3, PartOf({0, 1})), "the sender is missing");
   CHECK(refuses(1, 0, PartOf({})), "the sender is the parent");
   CHECK(refuses(0, 0, PartOf({})), "the sender is the receiver");
@@ -279,6 +279,9 @@ TEST(PartsThatAreRefused) {
   wrong = PartOf({});
   wrong.signature.operation = static_cast<Operation>(-1);
   CHECK(refuses(0, 1, wrong), "no operation");
+  wrong = PartOf({});
+  wrong.signature.dtype = static_cast<syncbn::DType>(99);
+  CHECK(refuses(0, 1, wrong), "no dtype");
   Bytes bytes = Encode(PartOf({}));
   for (const size_t size : {bytes.size() + 9, bytes.size() - 1, size_t{9}, size_t{0}}) {
     bytes.resize(size);
