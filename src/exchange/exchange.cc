@@ -47,14 +47,15 @@ Position PositionOf(int rank, const std::vector<int>& ranks) {
     if (offset > 0) position.parent = ranks[index - offset];
     for (int64_t begin = index + width;
          offset == 0 && begin < std::min<int64_t>(size, index + width * kArity); begin += width) {
-      const int below = static_cast<int>(std::min<int64_t>(size, begin + width) - begin);
-      position.children.push_back({ranks[begin], below, below > 1 ? position.height : 0});
+      const int64_t end = std::min<int64_t>(size, begin + width);
+      position.children.push_back({ranks[begin], static_cast<int>(end - begin)});
     }
   }
   return position;
 }
 
 std::vector<Subtree> Exchange::Missing() const {
+  if (sent) return {{position.parent, 0}};
   std::vector<Subtree> missing;
   for (const Subtree& child : position.children) {
     if (!parts.count({child.rank})) missing.push_back(child);
@@ -66,15 +67,11 @@ Numbers Exchange::Reduce() {
   auto part = parts.begin();
   Numbers reduced = std::move(part->second.numbers);
   const bool is_sum = signature.operation == Operation::kSum;
-  if (!is_sum && reduced.size() % 2 != 1) {
-    throw Error(Concat(key.Title(), ": moments must be a count and two numbers per channel, got ",
-                       reduced.size(), " numbers"));
-  }
   while (++part != parts.end()) {
     const Numbers& higher = part->second.numbers;
-    if (higher.size() != reduced.size()) {
+    if (higher.size() != reduced.size() || (!is_sum && higher.size() % 2 == 0)) {
       throw Error(Concat(key.Title(), ": all places must contribute ", reduced.size(),
-                         " numbers, got ", higher.size()));
+                         " numbers, an odd number for moments, got ", higher.size()));
     }
     is_sum ? Add(higher, &reduced) : MergeMoments(higher, &reduced);
   }

@@ -18,7 +18,7 @@
 
 #include "core/device.h"
 #include "core/dtype.h"
-#include "exchange/clock.h"
+#include "exchange/wait.h"
 
 namespace syncbn {
 
@@ -77,9 +77,9 @@ struct Part {
   std::vector<int64_t> shape{};  // the device's data has this shape; errors show it
 };
 
-// A rank, how many ranks it sends for, and the levels of ranks below it.
+// A rank, and how many ranks it sends for.
 struct Subtree {
-  int rank, size, levels;
+  int rank, size;
 };
 
 // The place of a rank in the tree over `ranks`, which contain it.
@@ -91,7 +91,7 @@ struct Position {
 };
 Position PositionOf(int rank, const std::vector<int>& ranks);
 
-class Members;  // members.h
+struct Members;  // table.h
 
 // An exchange as this rank sees it. Its table guards it with a mutex, except `over`, which waiting
 // threads poll.
@@ -113,7 +113,7 @@ struct Exchange {
   std::string error;  // empty if there is a result
 
   bool AllDevicesAreHere() const { return devices > 0 && arrived == devices; }
-  // Return the children whose part is missing.
+  // Return the children whose part is missing, or the parent if its answer is.
   std::vector<Subtree> Missing() const;
   // Reduce the parts in their order, and clear them. Throws Error if they do not fit.
   Numbers Reduce();

@@ -2,13 +2,12 @@
 // as a separate library. It calls plain functions of MPI 3, which every implementation has.
 #include <mpi.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <functional>
 #include <list>
+#include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "core/c_interface.h"
 #include "core/error.h"
@@ -37,14 +36,13 @@ int CallClosing(MPI_Comm, int, void* closing, void*) noexcept {
 }
 
 // One receive is always posted for the next sender, because a message that finds a receive needs
-// neither a second look nor a second buffer of MPI. So messages travel in chunks that fit it.
+// neither a second look nor a second buffer of MPI. So the longest message is known.
 class MpiTransport : public Transport {
  public:
-  explicit MpiTransport(MPI_Comm comm) : comm_(comm), chunk_(kChunkBytes) {
+  explicit MpiTransport(MPI_Comm comm) : comm_(comm), buffer_(new char[kMostBytes]) {
     MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
     MPI_Comm_rank(comm_, &rank_);
     MPI_Comm_size(comm_, &size_);
-    partial_.resize(size_);
     PostReceive();
   }
 
@@ -52,17 +50,15 @@ class MpiTransport : public Transport {
   int size() const override { return size_; }
 
   void Send(int to, Bytes message) override {
-    sends_.push_back({std::move(message), {}});
-    Sending& sending = sends_.back();
-    const Bytes& bytes = sending.message;
-    for (size_t at = 0; at < bytes.size(); at += kChunkBytes) {
-      const size_t size = std::min(kChunkBytes, bytes.size() - at);
-      const int tag = at + size < bytes.size() ? kMoreTag : kLastTag;
-      sending.requests.push_back(MPI_REQUEST_NULL);
-      Check(MPI_Isend(bytes.data() + at, static_cast<int>(size), MPI_BYTE, to, tag, comm_,
-                      &sending.requests.back()),
-            "MPI_Isend");
+    if (message.size() > kMostBytes) {
+      throw Error(
+          Concat("a message must have at most ", kMostBytes, " bytes, got ", message.size()));
     }
+    sends_.push_back({std::move(message), MPI_REQUEST_NULL});
+    const Bytes& bytes = sends_.back().message;
+    Check(MPI_Isend(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, to, 0, comm_,
+                    &sends_.back().request),
+          "MPI_Isend");
     ForgetSent();
   }
 
@@ -74,16 +70,9 @@ class MpiTransport : public Transport {
     Check(MPI_Test(&receive_, &done, &status), "MPI_Test");
     if (!done) return false;
     Check(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
-    Bytes& partial = partial_.at(static_cast<size_t>(status.MPI_SOURCE));
-    if (partial.size() > kMostBytes) {
-      throw Error(Concat("a message must have at most ", kMostBytes, " bytes"));
-    }
-    partial.insert(partial.end(), chunk_.begin(), chunk_.begin() + bytes);
-    PostReceive();
-    if (status.MPI_TAG == kMoreTag) return false;
     *from = status.MPI_SOURCE;
-    message->clear();
-    message->swap(partial);
+    message->assign(buffer_.get(), buffer_.get() + bytes);
+    PostReceive();
     return true;
   }
 
@@ -105,36 +94,31 @@ class MpiTransport : public Transport {
   }
 
  private:
-  static constexpr size_t kChunkBytes = 1 << 15;
-  static constexpr size_t kMostBytes = 1 << 28;
-  static constexpr int kMoreTag = 1, kLastTag = 2;
+  static constexpr size_t kMostBytes = 1 << 24;  // the moments of a million channels
 
-  struct Sending {  // MPI reads it until the requests are done
+  struct Sending {  // MPI reads it until the request is done
     Bytes message;
-    std::vector<MPI_Request> requests;
+    MPI_Request request;
   };
 
   void ForgetSent() {
     sends_.remove_if([](Sending& sending) {
       int done = 0;
-      Check(MPI_Testall(static_cast<int>(sending.requests.size()), sending.requests.data(), &done,
-                        MPI_STATUSES_IGNORE),
-            "MPI_Testall");
+      Check(MPI_Test(&sending.request, &done, MPI_STATUS_IGNORE), "MPI_Test");
       return done != 0;
     });
   }
 
   void PostReceive() {
-    Check(MPI_Irecv(chunk_.data(), static_cast<int>(chunk_.size()), MPI_BYTE, MPI_ANY_SOURCE,
-                    MPI_ANY_TAG, comm_, &receive_),
+    Check(MPI_Irecv(buffer_.get(), kMostBytes, MPI_BYTE, MPI_ANY_SOURCE, MPI_ANY_TAG, comm_,
+                    &receive_),
           "MPI_Irecv");
   }
 
   const MPI_Comm comm_;
   int rank_ = 0, size_ = 1;
-  Bytes chunk_;
+  const std::unique_ptr<char[]> buffer_;  // its unused pages take no memory
   MPI_Request receive_ = MPI_REQUEST_NULL;
-  std::vector<Bytes> partial_;  // each rank's message as far as it has arrived
   std::list<Sending> sends_;
   std::function<bool()> closing_;
 };

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "core/error.h"
-#include "exchange/report.h"
 
 namespace syncbn {
 
@@ -12,12 +12,13 @@ std::vector<int> Peers::RanksOf(const std::vector<int>& group, const Key& key) c
   if (group.size() == 1) return {};
   if (!transport_ && !group.empty()) {
     throw Error(Concat(key.Title(), ": its group has ", group.size(), " ranks, which must be ",
-                       "connected. Call ", kInit, " first."));
+                       "connected. Call gluon_syncbn.distributed.init() first."));
   }
   if (size() == 1) return {};
   if (is_forked_) {
-    throw Error(Concat(key.Title(), ": called in a process that was forked from rank ", rank(),
-                       ". Only the process that called ", kInit, " synchronizes."));
+    throw Error(
+        Concat(key.Title(), ": called in a process that was forked from rank ", rank(),
+               ". Only the process that called gluon_syncbn.distributed.init() synchronizes."));
   }
   if (group.empty()) {
     std::vector<int> all(static_cast<size_t>(size()));
@@ -36,14 +37,12 @@ bool Peers::Receive(int* from, Message* message) {
   Bytes bytes;
   if (closed() || !transport_->Receive(from, &bytes)) return false;
   *message = Decode(bytes, *from, rank(), size());
-  if (message->kind == MessageKind::kPart) latest_[*from] = message->key;
   if (message->kind == MessageKind::kLeave) left_.insert(*from);
   return true;
 }
 
-void Peers::Send(int to, Message message) {
+void Peers::Send(int to, const Message& message) {
   if (closed()) return;
-  if (static_cast<int>(message.ranks.size()) == size()) message.ranks.clear();
   try {
     transport_->Send(to, Encode(message));
   } catch (const std::exception& error) {
@@ -53,7 +52,8 @@ void Peers::Send(int to, Message message) {
 
 void Peers::Tell(const Message& message) {
   for (int to = 0; to < size(); ++to) {
-    if (to == rank() || HasLeft(to)) continue;
+    // A rank that has left waits only until the others have left.
+    if (to == rank() || (HasLeft(to) && message.kind != MessageKind::kLeave)) continue;
     try {
       Send(to, message);
     } catch (const Error&) {  // the other ranks are told
@@ -62,22 +62,13 @@ void Peers::Tell(const Message& message) {
 }
 
 void Peers::Leave() {
-  if (has_left_) return;
-  has_left_ = true;
-  const std::set<int> left = std::exchange(left_, {});  // they wait for this message
+  if (std::exchange(has_left_, true)) return;
   Tell({MessageKind::kLeave});
-  left_ = left;
 }
 
 void Peers::Close() {
   if (!closed()) transport_->Close();
   closed_ = true;
-}
-
-std::string Peers::LatestOf(int rank) const {
-  const auto latest = latest_.find(rank);
-  return Concat("which has sent nothing ",
-                latest == latest_.end() ? "yet" : "since " + latest->second.Title());
 }
 
 }  // namespace syncbn

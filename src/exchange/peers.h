@@ -1,7 +1,6 @@
-// The other processes of the program: who has left, what each has sent last, and the messages to
-// and from them. A Table guards it with its mutex.
+// The other processes of the program: who has left, and the messages to and from them. A Table
+// guards it with its mutex.
 #pragma once
-#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -31,8 +30,8 @@ class Peers {
   // Take the next message, which is checked; false if none has arrived. Throws Error.
   bool Receive(int* from, Message* message);
   // Throws Error.
-  void Send(int to, Message message);
-  // Send a message to all ranks that have not left.
+  void Send(int to, const Message& message);
+  // Send a message to all ranks that may wait for it.
   void Tell(const Message& message);
   // True while a message is under way that makes progress only in calls of Receive.
   bool Busy() const { return !closed() && transport_->Busy(); }
@@ -47,12 +46,8 @@ class Peers {
   void Close();
   bool closed() const { return closed_ || is_forked_ || !transport_; }
 
-  // "which has sent nothing since SyncBatchNorm 'norm0', forward"
-  std::string LatestOf(int rank) const;
-
  private:
   std::unique_ptr<Transport> transport_;
-  std::map<int, Key> latest_;  // each rank's latest part
   std::set<int> left_;
   bool is_forked_ = false, has_left_ = false, closed_ = false;
 };

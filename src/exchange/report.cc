@@ -15,36 +15,21 @@ const char kRecover[] =
 const char kHang[] = "\nThe usual causes, each with its cure: python -m gluon_syncbn hang";
 const char kStartAgain[] = " Start the program again from its checkpoint.";
 
-std::string Quoted(const std::string& layer) { return Concat("SyncBatchNorm '", layer, "'"); }
-
-// "(8, 64)"
-template <typename Numbers>
-std::string List(const Numbers& numbers) {
-  std::vector<std::string> texts;
-  for (const auto number : numbers) texts.push_back(std::to_string(number));
-  return Join(texts);
-}
-
-std::string Shape(const std::vector<int64_t>& shape) { return "(" + List(shape) + ")"; }
-
 std::string Ranks(const std::vector<int>& ranks) {
-  return (ranks.size() == 1 ? "rank " : "ranks ") + List(ranks);
-}
-
-std::string Text(const Signature& signature) {
-  if (signature.channels == 0) return signature.text;
-  return Concat("channels=", signature.channels, ", dtype=", Name(signature.dtype),
-                ", axis=", signature.axis, ", epsilon=", signature.epsilon);
+  return (ranks.size() == 1 ? "rank " : "ranks ") + JoinNumbers(ranks);
 }
 
 std::string Text(const Terms& terms, bool of_device) {
-  const std::string signature = Text(terms.signature);
-  if (!of_device) {
-    return Concat("rank ", terms.place.rank, " has ", signature,
-                  " (synchronized: ", Ranks(terms.ranks), ")");
-  }
-  return Concat(terms.place.device.Name(), " has ", signature, ", num_devices=", terms.devices,
-                " (shape ", Shape(terms.shape), ")");
+  const Signature& signature = terms.signature;
+  const std::string text =
+      signature.channels == 0
+          ? signature.text
+          : Concat("channels=", signature.channels, ", dtype=", Name(signature.dtype),
+                   ", axis=", signature.axis, ", epsilon=", signature.epsilon);
+  return of_device
+             ? Concat(terms.place.device.Name(), " has ", text, ", num_devices=", terms.devices)
+             : Concat("rank ", terms.place.rank, " has ", text,
+                      " (synchronized: ", Ranks(terms.ranks), ")");
 }
 
 }  // namespace
@@ -54,7 +39,7 @@ std::string DevicesMissingReport(const Exchange& exchange, int rank, const std::
   std::vector<std::string> arrived, missing;
   for (const auto& [place, part] : exchange.parts) {
     if (place.rank == rank) {
-      arrived.push_back(place.device.Name() + " with shape " + Shape(part.shape));
+      arrived.push_back(place.device.Name() + " with shape " + ShapeText(part.shape));
     }
   }
   for (const Device& device : known) {
@@ -71,28 +56,25 @@ std::string DevicesMissingReport(const Exchange& exchange, int rank, const std::
                 where, kHang);
 }
 
-std::string RanksMissingReport(const Exchange& exchange, int rank,
-                               const std::function<std::string(int)>& state, double seconds,
-                               const std::string& where) {
-  std::vector<int> present = exchange.ranks;
+std::string RanksMissingReport(const Exchange& exchange, int rank, const std::map<int, Key>& latest,
+                               double seconds, const std::string& where) {
+  std::vector<int> arrived = exchange.sent ? std::vector<int>{rank} : exchange.ranks;
   std::vector<std::string> missing;
-  if (exchange.sent) {
-    present = {rank};
-    missing.push_back(Concat("rank ", exchange.position.parent,
-                             ", which does not answer: it "
-                             "computes, has left the loop or has died"));
-  }
-  for (const Subtree& child : exchange.sent ? std::vector<Subtree>() : exchange.Missing()) {
-    const auto begin = std::lower_bound(present.begin(), present.end(), child.rank);
-    present.erase(begin, begin + child.size);
+  for (const Subtree& other : exchange.Missing()) {
+    const auto begin = std::lower_bound(arrived.begin(), arrived.end(), other.rank);
+    arrived.erase(begin, begin + other.size);
+    const auto part = latest.find(other.rank);
+    const std::string since = part == latest.end() ? "yet" : "since " + part->second.Title();
     missing.push_back(
-        Concat("rank ", child.rank, ", ", state(child.rank),
-               child.size == 1 ? "" : Concat(" (it sends for ", child.size, " ranks)")));
+        Concat("rank ", other.rank, ", which ",
+               exchange.sent ? "does not answer: it computes, has left the loop or has died"
+                             : "has sent nothing " + since,
+               other.size > 1 ? Concat(" (it sends for ", other.size, " ranks)") : ""));
   }
   return Concat(exchange.key.Title(), ": waited ", std::setprecision(4), seconds, " s for ",
                 missing.size(), " of ", exchange.ranks.size(),
-                " processes. Arrived: ", present.empty() ? "none" : Ranks(present),
-                ". Missing: ", Join(missing, "; "), ".", kStartAgain, where, kHang);
+                " processes. Arrived: ", Ranks(arrived), ". Missing: ", Join(missing, "; "), ".",
+                kStartAgain, where, kHang);
 }
 
 std::string DisagreementReport(const Key& key, const Terms& a, const Terms& b) {
@@ -104,26 +86,11 @@ std::string DisagreementReport(const Key& key, const Terms& a, const Terms& b) {
 
 std::string TooManyDevicesReport(const std::string& layer, const Device& device,
                                  const std::set<Device>& others, size_t size) {
-  return Concat(Quoted(layer), ": num_devices=", size, ", but ", device.Name(),
+  return Concat("SyncBatchNorm '", layer, "': num_devices=", size, ", but ", device.Name(),
                 " calls the layer as well as ", Names(others),
                 ". Set num_devices to the number "
                 "of contexts that get a shard of the batch, and call net.hybridize() again after "
                 "you move a net to other contexts.",
-                kRecover);
-}
-
-std::string NoParticipantReport(const std::string& layer, const Device& device,
-                                const std::set<Device>& participants) {
-  return Concat(Quoted(layer), ": ", device.Name(),
-                " calls the layer, but "
-                "this step has shards on ",
-                Names(participants), " only.", kRecover);
-}
-
-std::string TwiceReport(const Key& key, const Device& device) {
-  return Concat(key.Title(), ": ", device.Name(),
-                " arrived twice in one call. Pass only one shard "
-                "of the batch to each context.",
                 kRecover);
 }
 
@@ -135,16 +102,6 @@ std::string EarlierFailureReport(const Key& key, const Device& device, const std
 std::string EndReport(const Key& key, const std::string& failure) {
   const std::string title = key.Title();
   return failure.compare(0, title.size(), title) == 0 ? failure : Concat(title, ": ", failure);
-}
-
-std::string RankLeftReport(const Key& key, int rank) {
-  return Concat(key.Title(), ": rank ", rank, " has left: its program has ended or called ",
-                kShutdown, ", so this exchange cannot complete.");
-}
-
-std::string RankFailedReport(int rank, const std::string& text, const std::string& where) {
-  return Concat("ended because of an error on rank ", rank, ": ", text,
-                where.empty() ? "" : "\nOn this rank:", where);
 }
 
 }  // namespace syncbn

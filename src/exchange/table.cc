@@ -11,12 +11,12 @@
 #include "core/error.h"
 #include "core/program.h"
 #include "exchange/report.h"
-#include "exchange/wait.h"
 
 namespace syncbn {
 namespace {
 
 constexpr std::chrono::seconds kNotice{10};  // a longer wait prints its reason
+constexpr char kShutdown[] = "gluon_syncbn.distributed.shutdown()";
 constexpr double kEndSeconds = 2;     // limits how long a transport delivers the last messages
 constexpr double kCloseSeconds = 30;  // limits how long others may take to leave
 
@@ -32,12 +32,9 @@ Numbers Table::Contribute(const Contribution& own, Ticket* ticket) {
   if (!exchange.over) {
     Pause pause(carries);
     while (true) {
-      if (Serve(&lock)) pause.Restart();
-      const Time now = Clock::now();
-      if (IsOver(&lock, &waiting, now)) break;
-      const Time until = now < waiting.notice ? waiting.notice : waiting.deadline;
-      waiting.deadline += pause(&lock, exchange.over, &exchange.changed,
-                                now < until ? until : now + std::chrono::milliseconds(10));
+      if (Serve()) pause.Restart();
+      if (IsOver(&lock, waiting, Clock::now())) break;
+      waiting.deadline += pause(&lock, exchange.over, &exchange.changed, waiting.deadline);
     }
     if (own.members != nullptr) {
       own.members->wait_seconds[own.device] += ToSeconds(Clock::now() - waiting.start);
@@ -53,10 +50,7 @@ Numbers Table::Contribute(const Contribution& own, Ticket* ticket) {
 
 Waiting Table::Arrive(const Contribution& own, Ticket* ticket, Time now) {
   Members* const members = own.members;
-  Key key;
-  key.layer = own.shared_name;
-  key.phase = own.phase;
-  key.repeat = own.repeat;
+  Key key{false, own.shared_name, own.phase, 0, own.repeat};
   const std::vector<int> ranks = peers_.RanksOf(own.ranks, key);
   key.is_local = ranks.empty();
   if (key.is_local && members != nullptr) key.layer = members->layer;
@@ -65,13 +59,13 @@ Waiting Table::Arrive(const Contribution& own, Ticket* ticket, Time now) {
     throw Error(
         Concat(key.Title(), ": called after ", kShutdown, ", or while MPI or the program ends"));
   }
-  if (members != nullptr && members->resets != resets_) {
-    members->Restart();
-    members->resets = resets_;
-  }
-  const bool is_old = own.phase == Phase::kBackward && ticket->generation != members->generation();
-  if (is_old && !members->HasMoved(own.device)) {
-    throw Error(EarlierFailureReport(key, own.device, kWasReset));
+  if (members != nullptr && std::exchange(members->resets, resets_) != resets_) members->Forget();
+  const bool is_old = own.phase == Phase::kBackward && ticket->generation != members->generation;
+  if (is_old && !members->former.count(own.device)) {
+    throw Error(EarlierFailureReport(
+        key, own.device,
+        "gluon_syncbn.recover() or a conversion of the net came after the forward call of this "
+        "backward call. Run forward again."));
   }
   const std::set<Device>* expected = own.expected;
   size_t devices = own.devices;
@@ -80,7 +74,7 @@ Waiting Table::Arrive(const Contribution& own, Ticket* ticket, Time now) {
       key.call = CallsOf(key).next++;
     } else {
       if (is_old) {
-        throw Error(TooManyDevicesReport(members->layer, own.device, members->Devices(), devices));
+        throw Error(TooManyDevicesReport(members->layer, own.device, members->devices, devices));
       }
       if (own.phase == Phase::kForward) *ticket = Enter(own, key);
       key.call = ticket->number;
@@ -88,9 +82,9 @@ Waiting Table::Arrive(const Contribution& own, Ticket* ticket, Time now) {
       if (ticket->participants) devices = expected->size();
     }
     const Place place{peers_.rank(), own.device};
-    const Shared exchange = Find(key, {place, own.signature, ranks, devices, own.shape});
+    const Shared exchange = Find(key, {place, own.signature, ranks, devices});
     if (exchange->sent || !exchange->parts.emplace(place, Part{own.numbers, own.shape}).second) {
-      throw Error(TwiceReport(key, own.device));
+      throw Error(Concat(key.Title(), ": ", own.device.Name(), " arrived twice in one call"));
     }
     if (++exchange->arrived == 1) {
       exchange->members = members;
@@ -99,36 +93,58 @@ Waiting Table::Arrive(const Contribution& own, Ticket* ticket, Time now) {
       exchange->start = now;
     }
     const bool is_last = exchange->AllDevicesAreHere();
-    if (is_last && own.phase != Phase::kBackward) Complete(own, exchange);
+    if (is_last && !key.is_local && own.phase != Phase::kBackward) {
+      CallsOf(key).latest = exchange;
+    }
     Advance(exchange);
-    const Duration timeout = ToDuration(own.timeout_seconds);
-    return {exchange,
-            &own,
-            expected,
-            is_last,
-            now,
-            now + timeout,
-            now + std::min<Duration>(timeout, kNotice)};
+    return {exchange, expected, is_last, now, now + ToDuration(own.timeout_seconds)};
   } catch (const Error& error) {
     FailLocked(error.what(), !key.is_local);
     throw;
   }
 }
 
+// If one device too many calls, either the net has moved and the old devices no longer call, or
+// more devices are in use than `own.devices`. A former device must not return, because its batch
+// would be reduced with another batch of the new devices.
 Ticket Table::Enter(const Contribution& own, const Key& key) {
-  const bool is_busy = !own.members->Has(own.device) &&
-                       std::any_of(exchanges_.begin(), exchanges_.end(), [&](const auto& entry) {
-                         return entry.second->members == own.members;
-                       });
-  return own.members->Enter(own.device, own.devices, is_busy, &CallsOf(key).next);
+  Members& members = *own.members;
+  const Place place{peers_.rank(), own.device};
+  const auto& participants = members.participants;
+  if (participants && !participants->count(own.device)) {
+    throw Error(
+        TooManyDevicesReport(members.layer, own.device, *participants, participants->size()));
+  }
+  if (!members.devices.count(own.device)) {
+    const bool is_full = members.devices.size() >= own.devices;
+    const bool is_busy = std::any_of(exchanges_.begin(), exchanges_.end(), [&](const auto& entry) {
+      return entry.second->members == &members;
+    });
+    if (members.former.count(own.device) || (is_full && is_busy)) {
+      throw Error(TooManyDevicesReport(members.layer, own.device, members.devices, own.devices));
+    }
+    if (is_full) {
+      members.former.insert(members.devices.begin(), members.devices.end());
+      members.devices.clear();
+      ++members.generation;
+    }
+    members.devices.insert(own.device);
+  }
+  for (const auto& [pending, exchange] : exchanges_) {  // the earliest call first
+    if (exchange->members == &members && pending.phase == Phase::kForward &&
+        !exchange->AllDevicesAreHere() && !exchange->parts.count(place)) {
+      return {pending.call, members.generation, participants};
+    }
+  }
+  return {CallsOf(key).next++, members.generation, participants};
 }
 
 // Return the exchange of this key. Throws Error if it began on other terms.
 Table::Shared Table::Find(const Key& key, const Terms& terms) {
   const auto found = exchanges_.find(key);
   const bool is_new = found == exchanges_.end();
-  const bool is_over = is_new && terms.devices == 0 && key.phase != Phase::kBackward &&
-                       key.call < CallsOf(key).complete;
+  const bool is_over =
+      is_new && terms.devices == 0 && key.phase != Phase::kBackward && key.call < CallsOf(key).next;
   if (is_new && !is_over) {
     const auto exchange = std::make_shared<Exchange>();
     exchange->key = key;
@@ -145,56 +161,45 @@ Table::Shared Table::Find(const Key& key, const Terms& terms) {
     if (is_over) Refuse();
     return exchange;
   }
-  const auto part = exchange->parts.find(exchange->first);
   throw Error(DisagreementReport(
-      key,
-      {exchange->first, exchange->signature, exchange->ranks, exchange->devices,
-       part == exchange->parts.end() ? std::vector<int64_t>() : part->second.shape},
-      terms));
-}
-
-// All devices of this rank have made a call.
-void Table::Complete(const Contribution& own, const Shared& exchange) {
-  if (own.members != nullptr) own.members->Complete(own.device);
-  if (exchange->key.is_local) return;
-  Calls& calls = CallsOf(exchange->key);
-  calls.complete = exchange->key.call + 1;
-  calls.latest = exchange;
+      key, {exchange->first, exchange->signature, exchange->ranks, exchange->devices}, terms));
 }
 
 // Return true if the wait has ended. It ends here when its time is over.
-bool Table::IsOver(Lock* lock, Waiting* waiting, Time now) {
-  const Exchange& exchange = *waiting->exchange;
-  // The last device waits for other ranks, and the others wait for that one.
-  const auto is_late = [&](Time since) {
-    const bool waits = waiting->is_last || !exchange.AllDevicesAreHere();
-    return !exchange.over && waits && now >= since + Patience(exchange);
+bool Table::IsOver(Lock* lock, const Waiting& waiting, Time now) {
+  const Exchange& exchange = *waiting.exchange;
+  const auto is_late = [&](Time deadline) {
+    // The last device waits for other ranks, and the others wait for that one.
+    const bool waits = waiting.is_last || !exchange.AllDevicesAreHere();
+    return !exchange.over && waits && now >= deadline && now >= deadline + Patience(exchange);
   };
-  const bool gives_notice = is_late(waiting->notice) && !is_late(waiting->deadline) &&
-                            !exchange.AllDevicesAreHere() && !notice_given_;
-  if (!gives_notice && !is_late(waiting->deadline)) return exchange.over;
+  const bool gives_notice = !notice_given_ && !exchange.AllDevicesAreHere() &&
+                            !is_late(waiting.deadline) && is_late(waiting.start + kNotice);
+  if (!gives_notice && !is_late(waiting.deadline)) return exchange.over;
   lock->unlock();
   const std::string where = WhereProgramStands();
   lock->lock();
-  if (!is_late(gives_notice ? waiting->notice : waiting->deadline)) return exchange.over;
-  const std::string text = MissingReport(*waiting, ToSeconds(now - waiting->start), where);
+  if (!is_late(gives_notice ? waiting.start + kNotice : waiting.deadline)) return exchange.over;
+  const std::string text = MissingReport(waiting, ToSeconds(now - waiting.start), where);
   if (gives_notice) {
     notice_given_ = true;
     std::fprintf(stderr, "gluon_syncbn raises this error after %g s:\n%s\n",
-                 waiting->own->timeout_seconds, text.c_str());
+                 ToSeconds(waiting.deadline - waiting.start), text.c_str());
     return false;
   }
   FailLocked(text, !exchange.key.is_local);
   return true;
 }
 
-// A rank waits longer where another rank can name who is missing.
+// A rank waits longer if another rank can name who is missing.
 Duration Table::Patience(const Exchange& exchange) const {
   const Position& position = exchange.position;
   if (exchange.sent) return std::chrono::seconds(position.height + position.depth - 1);
-  int levels = position.height;
-  for (const Subtree& child : exchange.Missing()) levels = std::min(levels, child.levels);
-  return std::chrono::seconds(exchange.AllDevicesAreHere() ? levels : 0);
+  const std::vector<Subtree> missing = exchange.Missing();
+  const bool is_known = !exchange.AllDevicesAreHere() ||
+                        std::any_of(missing.begin(), missing.end(),
+                                    [](const Subtree& child) { return child.size == 1; });
+  return std::chrono::seconds(is_known ? 0 : position.height - 1 - position.depth);
 }
 
 std::string Table::MissingReport(const Waiting& waiting, double seconds,
@@ -209,36 +214,21 @@ std::string Table::MissingReport(const Waiting& waiting, double seconds,
                                     exchange.devices);
       }
     }
-    const std::set<Device> known = are_expected ? *waiting.expected : exchange.members->Devices();
+    const std::set<Device> known = are_expected ? *waiting.expected : exchange.members->devices;
     return DevicesMissingReport(exchange, peers_.rank(), known, seconds, where);
   }
-  return RanksMissingReport(
-      exchange, peers_.rank(), [this](int rank) { return StateOf(rank); }, seconds, where);
-}
-
-std::string Table::StateOf(int rank) const {
-  for (const auto& [key, exchange] : exchanges_) {
-    if (exchange->parts.count({rank})) return "which waits in " + key.Title();
-  }
-  return peers_.LatestOf(rank);
+  return RanksMissingReport(exchange, peers_.rank(), latest_, seconds, where);
 }
 
 // ---- parts of other ranks, and the result ------------------------------------------------------
 
 // Carry messages. Return false if none has arrived.
-bool Table::Serve(Lock* lock) {
-  if (!peers_.IsConnected()) return false;
+bool Table::Serve() {
   bool any = false;
   try {
     Message message;
     for (int from = 0; peers_.Receive(&from, &message); any = true) {
-      std::string where;
-      if (message.kind == MessageKind::kFail && failure_.empty()) {
-        lock->unlock();
-        where = WhereProgramStands();
-        lock->lock();
-      }
-      Handle(from, std::move(message), where);
+      Handle(from, std::move(message));
     }
   } catch (const std::exception& error) {
     FailLocked(error.what(), true);
@@ -246,12 +236,11 @@ bool Table::Serve(Lock* lock) {
   return any;
 }
 
-void Table::Handle(int from, Message message, const std::string& where) {
+void Table::Handle(int from, Message message) {
   if (message.kind == MessageKind::kFail) {
-    if (failure_.empty()) failure_ = RankFailedReport(from, message.text, where);
-    failed_for_good_ = true;
-    EndWhere(failure_, [](const Exchange&) { return true; });
-    return;
+    failed_for_good_ = true;  // the sender tells all ranks
+    return FailLocked(Concat("ended because of an error on rank ", from, ": ", message.text),
+                      false);
   }
   if (message.kind == MessageKind::kLeave) {
     for (const auto& entry : exchanges_) CheckLeft(*entry.second);
@@ -259,7 +248,8 @@ void Table::Handle(int from, Message message, const std::string& where) {
   }
   if (failed_for_good_ || peers_.has_left()) return;
   if (message.kind == MessageKind::kPart) {
-    const Shared exchange = Find(message.key, {{from}, message.signature, message.ranks, 0, {}});
+    latest_[from] = message.key;
+    const Shared exchange = Find(message.key, {{from}, message.signature, message.ranks, 0});
     CheckPart(*exchange, from);
     exchange->parts[{from}].numbers = std::move(message.numbers);
     return Advance(exchange);
@@ -273,14 +263,15 @@ void Table::Handle(int from, Message message, const std::string& where) {
 void Table::Advance(const Shared& exchange) {
   const Position& position = exchange->position;
   const size_t awaited = exchange->devices + position.children.size();
-  if (!exchange->AllDevicesAreHere() || exchange->parts.size() < awaited) {
-    return CheckLeft(*exchange);
+  if (exchange->AllDevicesAreHere() && exchange->parts.size() == awaited) {
+    Numbers reduced = exchange->Reduce();
+    if (position.parent < 0) return Finish(exchange, std::move(reduced));
+    exchange->sent = reduced.size();
+    const bool are_all = exchange->ranks.size() == static_cast<size_t>(peers_.size());
+    peers_.Send(position.parent,
+                {MessageKind::kPart, exchange->key, exchange->signature,
+                 are_all ? std::vector<int>() : exchange->ranks, std::move(reduced)});
   }
-  Numbers reduced = exchange->Reduce();
-  if (position.parent < 0) return Finish(exchange, std::move(reduced));
-  exchange->sent = reduced.size();
-  peers_.Send(position.parent, {MessageKind::kPart, exchange->key, exchange->signature,
-                                exchange->ranks, std::move(reduced)});
   CheckLeft(*exchange);
 }
 
@@ -333,7 +324,7 @@ void Table::FailLocked(const std::string& text, bool tell_ranks) {
 
 std::string Table::Failure() {
   Lock lock(mutex_);
-  Serve(&lock);
+  Serve();
   return failure_;
 }
 
@@ -342,21 +333,17 @@ void Table::Reset() {
   notice_given_ = false;
   ++resets_;
   if (!failed_for_good_) failure_.clear();
-  EndWhere("the layer was reset while a device waited in it",
-           [](const Exchange& exchange) { return exchange.arrived > 0; });
-  for (auto& [key, calls] : calls_) {
-    if (!key.is_local) calls.next = calls.complete;  // other ranks have not begun the others
-  }
 }
 
 void Table::Restart(Members* members) {
   Lock lock(mutex_);
-  members->Restart();
+  members->Forget();
 }
 
-void Table::SetParticipants(Members* members, std::set<Device> participants) {
+void Table::SetParticipants(Members* members, const std::set<Device>& participants) {
   Lock lock(mutex_);
-  members->SetParticipants(std::move(participants));
+  members->participants =
+      participants.empty() ? nullptr : std::make_shared<const std::set<Device>>(participants);
 }
 
 double Table::WaitSeconds(const Members& members, const Device& device) {
@@ -396,13 +383,13 @@ void Table::Connect(std::unique_ptr<Transport> transport) {
 // A rank that has left sends no part, and no result.
 void Table::CheckLeft(const Exchange& exchange) {
   if (exchange.key.is_local || exchange.arrived == 0) return;
-  std::vector<int> needed;
-  if (!exchange.sent) {
-    for (const Subtree& child : exchange.Missing()) needed.push_back(child.rank);
-  }
-  if (exchange.position.parent >= 0) needed.push_back(exchange.position.parent);
-  for (const int rank : needed) {
-    if (peers_.HasLeft(rank)) throw Error(RankLeftReport(exchange.key, rank));
+  std::vector<Subtree> needed = exchange.Missing();
+  needed.push_back({exchange.position.parent, 0});
+  for (const Subtree& other : needed) {
+    if (!peers_.HasLeft(other.rank)) continue;
+    throw Error(Concat(exchange.key.Title(), ": rank ", other.rank,
+                       " has left: its program has ended or called ", kShutdown,
+                       ", so this exchange cannot complete."));
   }
 }
 
@@ -417,7 +404,7 @@ bool Table::Disconnect(double seconds, double seconds_after_failure) {
   Leave();
   Lock lock(mutex_);
   if (peers_.is_forked()) return true;
-  Serve(&lock);
+  Serve();
   ServeUntil(&lock, failed_for_good_ ? seconds_after_failure : seconds,
              [&] { return peers_.AllHaveLeft(); });
   ServeUntil(&lock, kEndSeconds, [&] { return !peers_.Busy(); });
@@ -431,7 +418,7 @@ void Table::ServeUntil(Lock* lock, double seconds, const Predicate& over) {
   std::condition_variable nobody;
   const std::atomic<bool> never{false};
   for (Pause pause(true); !peers_.closed() && !over() && Clock::now() < deadline;) {
-    if (Serve(lock)) {
+    if (Serve()) {
       pause.Restart();
     } else {
       pause(lock, never, &nobody, deadline);

@@ -24,11 +24,43 @@
 #include <vector>
 
 #include "exchange/exchange.h"
-#include "exchange/members.h"
 #include "exchange/peers.h"
 #include "exchange/report.h"
 
 namespace syncbn {
+
+// The devices of a call; null for all devices of the layer.
+using Participants = std::shared_ptr<const std::set<Device>>;
+
+// A forward call of a device. Its backward calls need it.
+struct Ticket {
+  int64_t number = 0;  // the same on all devices and ranks
+  int64_t generation = 0;
+  Participants participants{};
+};
+
+// The devices of a layer in this process. A Table guards it with its mutex.
+struct Members {
+  explicit Members(std::string name) : layer(std::move(name)) { ++alive; }
+  ~Members() { --alive; }
+  Members(const Members&) = delete;
+
+  // Forget all devices. Their tickets are not valid any more.
+  void Forget() {
+    devices.clear();
+    former.clear();
+    ++generation;
+  }
+
+  const std::string layer;
+  std::set<Device> devices;   // that have called the layer
+  std::set<Device> former;    // before the net moved
+  Participants participants;  // the next forward calls have them
+  int64_t generation = 0;     // tickets of an older one are not valid
+  int64_t resets = 0;         // the resets of the table that this layer has followed
+  std::map<Device, double> wait_seconds;
+  static inline std::atomic<int> alive{0};
+};
 
 // A device's contribution to an exchange.
 struct Contribution {
@@ -49,17 +81,15 @@ struct Contribution {
 // A device that waits in an exchange.
 struct Waiting {
   std::shared_ptr<Exchange> exchange;
-  const Contribution* own;
   const std::set<Device>* expected;
   bool is_last;  // arrived last on this rank, so it waits for other ranks
-  Time start, deadline, notice;
+  Time start, deadline;
 };
 
 class Table {
  public:
   using Lock = std::unique_lock<std::mutex>;
 
-  Table() = default;
   // Return the process's table. It is never destroyed, because operators may outlive static
   // destructors.
   static Table& Get();
@@ -70,7 +100,7 @@ class Table {
 
   // Expect only these devices from the next forward call on; an empty set means all. No call of
   // the layer may be in flight.
-  void SetParticipants(Members* members, std::set<Device> participants);
+  void SetParticipants(Members* members, const std::set<Device>& participants);
   // Forget the layer's devices. No call of the layer may be in flight.
   void Restart(Members* members);
   // Return for how many seconds a device has waited in this layer so far.
@@ -85,7 +115,8 @@ class Table {
   void Fail(const std::string& text, bool tell_ranks);
   // Return the text of the failure, or an empty one.
   std::string Failure();
-  // Forget all devices and exchanges, and the failure, unless other ranks have received it.
+  // Forget all devices, and the failure unless other ranks have received it. Fail must come before,
+  // because it ends all waits.
   void Reset();
 
   void Connect(std::unique_ptr<Transport> transport);
@@ -97,8 +128,8 @@ class Table {
 
  protected:  // tests in simulated time call these
   Waiting Arrive(const Contribution& own, Ticket* ticket, Time now);
-  bool Serve(Lock* lock);
-  bool IsOver(Lock* lock, Waiting* waiting, Time now);
+  bool Serve();
+  bool IsOver(Lock* lock, const Waiting& waiting, Time now);
 
   std::mutex mutex_;
   std::map<Key, std::shared_ptr<Exchange>> exchanges_;  // pending
@@ -109,24 +140,19 @@ class Table {
 
   // Counts the calls of one layer or name over ranks, or all local calls together.
   struct Calls {
-    int64_t next = 0;      // the next call's number
-    int64_t complete = 0;  // one more than the latest call that all devices here have made
-    Shared latest;         // that call's exchange
+    int64_t next = 0;  // the next call's number
+    Shared latest;     // the latest exchange for which all devices here have arrived
   };
-  static Key CountedBy(const Key& key) {
-    const Phase phase = key.phase == Phase::kCall ? Phase::kCall : Phase::kForward;
-    return {key.is_local, key.is_local ? "" : key.layer, phase, 0, 0};
+  Calls& CallsOf(const Key& key) {
+    return calls_[{key.is_local, key.is_local ? "" : key.layer, key.phase, 0, 0}];
   }
-  Calls& CallsOf(const Key& key) { return calls_[CountedBy(key)]; }
 
   Ticket Enter(const Contribution& own, const Key& key);
   Shared Find(const Key& key, const Terms& terms);
-  void Complete(const Contribution& own, const Shared& exchange);
   Duration Patience(const Exchange& exchange) const;
   std::string MissingReport(const Waiting& waiting, double seconds, const std::string& where) const;
-  std::string StateOf(int rank) const;
 
-  void Handle(int from, Message message, const std::string& where);
+  void Handle(int from, Message message);
   void Advance(const Shared& exchange);
   void Finish(const Shared& exchange, Numbers result);
   void End(const Shared& exchange, const std::string& error);
@@ -139,6 +165,7 @@ class Table {
   void ServeUntil(Lock* lock, double seconds, const Predicate& over);
 
   std::map<Key, Calls> calls_;
+  std::map<int, Key> latest_;  // the key of each rank's latest part
   std::string failure_;
   bool failed_for_good_ = false;
   bool notice_given_ = false;  // since the latest Reset

@@ -1,5 +1,4 @@
-// The pauses of a thread that waits. It first stays awake, because waking a sleeping thread takes
-// longer than an exchange.
+// The clock of all deadlines, and the pauses of a thread that waits.
 #pragma once
 #include <sys/prctl.h>
 
@@ -10,10 +9,24 @@
 #include <mutex>
 #include <thread>
 
-#include "exchange/clock.h"
-
 namespace syncbn {
 
+using Clock = std::chrono::steady_clock;
+using Time = Clock::time_point;
+using Duration = Clock::duration;
+
+// A negative number or NaN becomes zero. Longer timeouts, infinity included, end after 31 years.
+// The clock counts to 292 years, so no sum of a time and a timeout overflows.
+inline Duration ToDuration(double seconds) {
+  const std::chrono::duration<double> bounded(std::max(0.0, std::min(seconds, 1e9)));
+  return std::chrono::duration_cast<Duration>(bounded);
+}
+
+inline double ToSeconds(Duration duration) {
+  return std::chrono::duration<double>(duration).count();
+}
+
+// A thread first stays awake, because waking a sleeping thread takes longer than an exchange.
 class Pause {
  public:
   // A thread that `carries` messages looks for them between its pauses, which stay short.
@@ -25,11 +38,11 @@ class Pause {
 
   void Restart() { start_ = Clock::now(); }
 
-  // Release the mutex until `over`, which `changed` announces, until the time `until`, or for one
-  // pause. Return how long the process was stopped (Ctrl-Z, a debugger, a suspended job). No
-  // deadline counts this time, because no other thread can arrive in it.
+  // Release the mutex until `over`, which `changed` announces, until `deadline` if it lies ahead,
+  // or for one pause. Return how long the process was stopped (Ctrl-Z, a debugger, a suspended
+  // job). No deadline counts this time, because no other thread can arrive in it.
   Duration operator()(std::unique_lock<std::mutex>* lock, const std::atomic<bool>& over,
-                      std::condition_variable* changed, Time until) {
+                      std::condition_variable* changed, Time deadline) {
     const Time now = Clock::now();
     const Duration waited = now - start_;
     if (waited < (carries_ ? Duration(kAwakeForMessages) : Duration(kAwake))) {
@@ -44,7 +57,7 @@ class Pause {
       LowerSlack();
       longest = std::min<Duration>(waited / 16, kSleepForMessages);
     }
-    const Time end = std::min(std::max(until, now), now + longest);
+    const Time end = now < deadline ? std::min(deadline, now + longest) : now + longest;
     changed->wait_until(*lock, end);
     const Duration late = Clock::now() - end;
     return late > kSleep ? late : Duration();

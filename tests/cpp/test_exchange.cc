@@ -1,5 +1,5 @@
-// Test exchanges of the devices of one process: random devices under random delays, failures,
-// resets, moves. A device is a thread here. A lost wake-up ends in a timeout of the table or ctest.
+// Test exchanges of threads under random delays, resets and moves, and failures of the devices of
+// one process. A lost wake-up ends in a timeout of the table or ctest.
 #include <functional>
 #include <random>
 #include <set>
@@ -9,290 +9,226 @@
 
 #include "check.h"
 #include "core/program.h"
-#include "exchange/table.h"
+#include "ranks.h"
 
 namespace {
 
 using syncbn::Contribution;
 using syncbn::Device;
+using syncbn::Members;
 using syncbn::Numbers;
-using syncbn::Operation;
 using syncbn::Phase;
 using syncbn::Ticket;
+using syncbn::Time;
+using syncbn::Waiting;
 
 Device Cpu(int id) { return {"cpu", id}; }
 
-// A layer on `size` devices with a table of its own. Each device contributes one number.
-struct Layer {
-  Contribution Of(int id, double number) {
-    Contribution own;
-    own.members = &members;
-    own.device = Cpu(id);
-    own.shape = {id};
-    own.signature.channels = 1;
-    own.numbers = {number};
-    own.devices = size;
-    own.timeout_seconds = timeout;
-    return own;
-  }
-  double Sum(const Contribution& own, Ticket* ticket) { return table.Contribute(own, ticket)[0]; }
-  double Forward(int id, double number = 0, Ticket* ticket = nullptr) {
-    Ticket own;
-    return Sum(Of(id, number), ticket == nullptr ? &own : ticket);
-  }
-  double Backward(Ticket ticket, int id, double number = 0, int64_t repeat = 0) {
-    Contribution own = Of(id, number);
-    own.phase = Phase::kBackward;
-    own.repeat = repeat;
-    return Sum(own, &ticket);
-  }
+// ---- threads -----------------------------------------------------------------------------------
 
-  size_t size;
-  double timeout = 60;
-  syncbn::Table table{};
-  syncbn::Members members{"layer"};
-};
-
-// ---- numbers -----------------------------------------------------------------------------------
-
-TEST(MomentsAreMergedByChannel) {
-  const struct {
-    Numbers lower, higher, merged;  // count, means, m2s
-  } table[] = {
-      {{2, 1, 10, 0.5, 0}, {2, 3, 10, 0.5, 8}, {4, 2, 10, 5, 8}},
-      {{0, 0, 0}, {3, 2, 1}, {3, 2, 1}},
-      {{3, 2, 1}, {0, 0, 0}, {3, 2, 1}},
-      {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}},
-  };
-  for (const auto& row : table) {
-    syncbn::Exchange exchange;
-    exchange.signature.operation = Operation::kMoments;
-    exchange.parts[{0, Cpu(9)}].numbers = row.lower;
-    exchange.parts[{0, Cpu(10)}].numbers = row.higher;
-    CHECK(exchange.Reduce() == row.merged, row.lower[0], " and ", row.higher[0]);
-  }
-}
-
-// Run training steps of a device, which is late now and then. All devices of the step are `ids`,
-// ascending. Another exchange, or another order of the devices, makes another sum.
-void Train(Layer* layer, const std::vector<int>& ids, int id, int steps) {
-  std::mt19937 random(static_cast<uint32_t>(id));
-  for (int step = 0; step < steps; ++step) {
-    if (random() % 2000 == 0) {
-      std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));
-    }
-    if (random() % 8 == 0) std::this_thread::yield();
-    Ticket ticket;
-    for (int call = 0; call < 2 + step % 2; ++call) {  // forward, then backward, which may repeat
-      const auto number = [&](int device) { return 1.0 / (3 * step + call + 7 * device + 1); };
-      double expected = number(ids[0]);
-      for (size_t i = 1; i < ids.size(); ++i) expected += number(ids[i]);
-      const double sum = call == 0 ? layer->Forward(id, number(id), &ticket)
-                                   : layer->Backward(ticket, id, number(id), call - 1);
-      CHECK_EQ(sum, expected, "step ", step);
-    }
-  }
-}
-
-// Some of the devices make the steps, then all, then others after a move, again and again. The ids
-// 9 and 10 would have another order as texts.
-TEST(RandomDevices) {
+// Each device of each layer and rank is a thread, which is late now and then. Some devices of each
+// rank make the steps, then all, then others after a move, again and again. The ids 9 and 10 would
+// have another order as texts. Then rank 0 fails, and all waits end.
+void Train(int ranks, int size) {
+  constexpr int kLayers = 2;
+  const int steps = check::Rounds(ranks == 1 ? 2000 : 50);
+  const auto network = std::make_shared<Network>(ranks);
+  std::vector<std::unique_ptr<Rank>> tables;
+  for (int i = 0; i < ranks; ++i) tables.push_back(std::make_unique<Rank>(network, i));
   std::mt19937 random(1);
-  for (int size : {2, 3, 5, 8}) {
-    Layer layer{static_cast<size_t>(size)};
-    int first = 0;
-    for (int span = 0; span < 12; ++span) {
-      std::vector<int> ids;
-      std::set<Device> participants;
-      const bool some = span % 2 == 0;
-      for (int i = 0; i < size; ++i) {
-        if (some && i > 0 && random() % 2 == 0) continue;
-        ids.push_back(first + i);
-        participants.insert(Cpu(first + i));
+  int first = 0;
+  for (int span = 0; span < 12; ++span) {
+    std::vector<int> ids;
+    std::set<Device> participants;
+    const bool some = span % 2 == 0;
+    for (int i = 0; i < size; ++i) {
+      if (some && i > 0 && random() % 2 == 0) continue;
+      ids.push_back(first + i);
+      participants.insert(Cpu(first + i));
+    }
+    if (!some) participants.clear();
+    for (const auto& table : tables) {
+      for (Members& layer : table->layers) table->SetParticipants(&layer, participants);
+    }
+    const int devices = static_cast<int>(ids.size());
+    Parallel(ranks * kLayers * devices, [&](int thread) {
+      const int rank_here = thread / devices / kLayers, layer = thread / devices % kLayers;
+      const int id = ids[thread % devices];
+      std::mt19937 delays(thread);
+      Ticket ticket;
+      for (int step = 0; step < 2 * steps; ++step) {
+        if (delays() % 4000 == 0) std::this_thread::sleep_for(std::chrono::microseconds(250));
+        // Another exchange, or another order of ranks and devices, makes another sum.
+        const auto number = [&](int rank, int device) {
+          return 1.0 / (2 * step + layer + 7 * device + 11 * rank + 1);
+        };
+        double expected = 0;
+        for (int rank = 0; rank < ranks; ++rank) {
+          double sum = number(rank, ids[0]);
+          for (int i = 1; i < devices; ++i) sum += number(rank, ids[i]);
+          expected += sum;
+        }
+        Contribution own = Of(&tables[rank_here]->layers[layer], id, number(rank_here, id));
+        own.phase = step % 2 == 0 ? Phase::kForward : Phase::kBackward;
+        own.devices = size;
+        const Numbers sum = tables[rank_here]->Contribute(own, &ticket);
+        CHECK_EQ(sum[0], expected, "step ", step);
       }
-      layer.table.SetParticipants(&layer.members, some ? participants : std::set<Device>());
-      Parallel(static_cast<int>(ids.size()),
-               [&](int i) { Train(&layer, ids, ids[i], check::Rounds(4000)); });
-      if (span % 3 == 2) first += size;
-      if (span == 8) {  // devices may return
-        layer.table.Reset();
-        first = 0;
-      }
+    });
+    if (span % 3 == 2) first += size;
+    if (span == 8) {  // devices may return
+      for (const auto& table : tables) table->Reset();
+      first = 0;
     }
   }
+  Parallel(ranks * kLayers, [&](int layer) {  // the other devices never come
+    const std::string text = ErrorOf([&] {
+      Rank* const table = tables[layer / kLayers].get();
+      Contribution own = Of(&table->layers[layer % kLayers], first);
+      own.devices = size;
+      Ticket ticket;
+      if (layer == 0) table->Fail("the ship sinks", true);
+      table->Contribute(own, &ticket);
+    });
+    CheckHas(text, "the ship sinks");
+  });
+  Parallel(ranks, [&](int rank) { CHECK(tables[rank]->Disconnect(10, 10)); });
 }
 
-// cpu(0) begins backward with the second call, cpu(1) with the first.
-TEST(TwoCallsCrosswise) {
-  Layer layer{2};
-  Parallel(2, [&](int id) {
-    Ticket tickets[2];
-    for (Ticket& ticket : tickets) layer.Forward(id, 0, &ticket);
-    const auto backward = [&](int call) {
-      CHECK_EQ(layer.Backward(tickets[call], id, 5 + call), 10 + 2 * call);
-    };
-    std::thread early([&] { backward(1 - id); });
-    Sleep(5);
-    backward(id);
-    early.join();
-  });
+TEST(RandomThreads) {
+  for (const int size : {2, 5, 8}) Train(1, size);
+  for (const int ranks : {2, 4}) Train(ranks, 2);
 }
 
 // ---- failures ----------------------------------------------------------------------------------
 
+// A layer on `size` devices with a table of its own. Each device contributes one number.
+struct Layer {
+  explicit Layer(size_t devices) : size(devices) {}
+
+  Contribution Of(int id, double number = 0, Phase phase = Phase::kForward) {
+    Contribution own = ::Of(&members(), id, number);
+    own.phase = phase;
+    own.devices = size;
+    return own;
+  }
+
+  // A device arrives and does not wait.
+  Waiting Arrive(const Contribution& own, Ticket* ticket = nullptr) {
+    Ticket scratch;
+    return table.Arrive(own, ticket == nullptr ? &scratch : ticket, Time());
+  }
+  void Call(const std::vector<int>& ids, Ticket* tickets = nullptr) {
+    for (const int id : ids) Arrive(Of(id), tickets == nullptr ? nullptr : &tickets[id]);
+  }
+
+  Members& members() { return table.layers[0]; }
+
+  size_t size;
+  Rank table{std::make_shared<Network>(1), 0};
+};
+
+// The first failure ends the calls of all layers of the process.
 TEST(TimeoutNamesWhoIsMissing) {
-  Layer layer{3};
+  Layer layer(3);
   Ticket tickets[3];
-  Parallel(3, [&](int id) { layer.Forward(id, 0, &tickets[id]); });
-  layer.timeout = 0.2;
+  layer.Call({0, 1, 2}, tickets);
+  Contribution own = layer.Of(0), second = layer.Of(2), other = layer.Of(1);
+  other.members = &layer.table.layers[1];
+  const Waiting other_waiting = layer.Arrive(other), waiting = layer.Arrive(own);
+  layer.Arrive(second);
   syncbn::SetLocator([] { syncbn::ReportWhere("\nThe program stands at a line"); });
-  std::string texts[2];
-  Parallel(2, [&](int id) { texts[id] = ErrorOf([&] { layer.Forward(2 * id); }); });
+  CHECK(layer.table.LongestWait() > 0);
+  CHECK(!layer.table.IsOver(waiting, Time(std::chrono::seconds(59))));
+  CHECK(layer.table.IsOver(waiting, Time(std::chrono::seconds(60))));
   syncbn::SetLocator(nullptr);
-  CHECK_EQ(texts[0], texts[1]);
-  CheckHas(texts[0], "SyncBatchNorm 'layer', forward: waited 0.");
-  CheckHas(texts[0], "clears the error.\nThe program stands at a line\nThe usual causes");
-  CheckHas(texts[0], "Arrived: cpu(0) with shape (0), cpu(2) with shape (2). Missing: cpu(1).");
-  CHECK_EQ(layer.table.Failure(), texts[0]);
-  CheckHas(ErrorOf([&] { layer.Backward(tickets[1], 1); }),
-           "cpu(1) stopped because of an earlier error: " + texts[0]);
+  const std::string text = layer.table.Failure();
+  CheckHas(text, "SyncBatchNorm 'all', forward: waited 60 s for 1 of 3 devices");
+  CheckHas(text, "clears the error.\nThe program stands at a line\nThe usual causes");
+  CheckHas(text, "Arrived: cpu(0) with shape (0), cpu(2) with shape (2). Missing: cpu(1).");
+  CHECK_EQ(waiting.exchange->error, text);
+  CHECK_EQ(other_waiting.exchange->error, "SyncBatchNorm 'some', forward: " + text);
+  CHECK_EQ(layer.table.LongestWait(), 0);
+  layer.table.Fail("a later failure", false);
+  const auto call_backward = [&] { layer.Arrive(layer.Of(1, 0, Phase::kBackward), &tickets[1]); };
+  CheckHas(ErrorOf(call_backward), "cpu(1) stopped because of an earlier error: " + text);
   layer.table.Reset();
-  CheckHas(ErrorOf([&] { layer.Backward(tickets[1], 1); }), "recover() or a conversion of the net");
   CHECK_EQ(layer.table.Failure(), "");
+  CheckHas(ErrorOf(call_backward), "recover() or a conversion of the net");
 }
 
-// Return the error of two devices that contribute to one exchange. Both raise the same error.
-std::string ErrorOfTwo(Layer* layer, const Contribution& first, const Contribution& second) {
-  std::string texts[2];
-  Parallel(2, [&](int i) {
-    Ticket ticket;
-    texts[i] = ErrorOf([&] { layer->Sum(i == 0 ? first : second, &ticket); });
-  });
-  layer->table.Reset();
-  CHECK_EQ(texts[0], texts[1]);
-  return texts[0];
-}
-
-TEST(ContributionsThatDoNotFitTogether) {
-  Layer layer{2};
-  const Contribution first = layer.Of(0, 0);
-  Contribution blue = layer.Of(1, 0), longer = blue, more = blue;
-  blue.signature.channels = 2;
-  CheckHas(ErrorOfTwo(&layer, first, blue), "'layer', forward: devices disagree: cpu(");
-  CheckHas(ErrorOfTwo(&layer, first, blue), "cpu(0) has channels=1, dtype=float32, axis=0");
-  CheckHas(ErrorOfTwo(&layer, first, blue), "num_devices=2 (shape (1))");
-  more.devices = 3;
-  CheckHas(ErrorOfTwo(&layer, first, more), "epsilon=0, num_devices=3 (shape (1))");
-  longer.numbers = Numbers(2);
-  CheckHas(ErrorOfTwo(&layer, first, longer), "SyncBatchNorm 'layer', forward: all places must");
-  Ticket ticket;
-  Parallel(2, [&](int id) { id == 0 ? layer.Forward(id, 0, &ticket) : layer.Forward(id); });
-  Contribution twice = first;
-  twice.phase = Phase::kBackward;
-  std::string texts[2];
-  Parallel(2, [&](int i) {
-    Ticket copy = ticket;
-    texts[i] = ErrorOf([&] { layer.Sum(twice, &copy); });
-  });
-  CheckHas(texts[0] + texts[1], "SyncBatchNorm 'layer', backward: cpu(0) arrived twice");
-}
-
-// Return the error of a device that waits for others while `action` runs.
-std::string ErrorOfWait(Layer* layer, int id, const std::function<void()>& action) {
-  std::string text;
-  std::thread waiting([&] { text = ErrorOf([&] { layer->Forward(id); }); });
-  Sleep(50);
-  action();
-  waiting.join();
+// Return the error of two devices that contribute to one exchange.
+std::string ErrorOfTwo(const Contribution& first, const Contribution& second) {
+  Layer layer(2);
+  Contribution a = first, b = second;
+  a.members = b.members = &layer.members();
+  const Waiting waiting = layer.Arrive(a);
+  const std::string text = ErrorOf([&] { layer.Arrive(b); });
+  CHECK_EQ(waiting.exchange->error, text);
   return text;
 }
 
-// The first failure ends the calls of all layers of the process.
-TEST(OneFailureEndsAllWaits) {
-  Layer layer{2};
-  syncbn::Members other("other");
-  Contribution own = layer.Of(0, 0);
-  own.members = &other;
-  Ticket ticket;
-  const auto fail = [&] {
-    own.timeout_seconds = 0.01;
-    CheckHas(ErrorOf([&] { layer.Sum(own, &ticket); }), "'other', forward: waited");
-  };
-  CheckHas(ErrorOfWait(&layer, 0, fail), "forward: SyncBatchNorm 'other', forward: waited");
-  CheckHas(ErrorOf([&] { layer.Forward(1); }), "cpu(1) stopped because of an earlier error");
-  layer.table.Fail("a later failure", false);
-  CheckHas(layer.table.Failure(), "'other', forward: waited");
-}
-
-TEST(AResetEndsAllWaits) {
-  Layer layer{2};
-  const auto reset = [&] {
-    CHECK(layer.table.LongestWait() > 0);
-    layer.table.Reset();
-  };
-  CheckHas(ErrorOfWait(&layer, 0, reset), "the layer was reset while a device waited in it");
-  CHECK_EQ(layer.table.LongestWait(), 0);
-  Parallel(2, [&](int id) { CHECK_EQ(layer.Forward(id, 1), 2); });
+TEST(ContributionsThatDoNotFitTogether) {
+  Layer layer(2);
+  const Contribution first = layer.Of(0);
+  Contribution blue = layer.Of(1), longer = blue, more = blue;
+  blue.signature.channels = 2;
+  more.devices = 3;
+  longer.numbers = Numbers(2);
+  CheckHas(ErrorOfTwo(first, blue),
+           "'all', forward: devices disagree: cpu(0) has channels=1, dtype=float32, axis=0, "
+           "epsilon=0, num_devices=2, but cpu(1) has channels=2");
+  CheckHas(ErrorOfTwo(first, more),
+           "but cpu(1) has channels=1, dtype=float32, axis=0, epsilon=0, num_devices=3");
+  CheckHas(ErrorOfTwo(first, longer), "SyncBatchNorm 'all', forward: all places must");
 }
 
 // ---- other devices than before -----------------------------------------------------------------
 
 // The device is none of the devices that the caller expects, as in a graph that was moved.
 TEST(AnotherDeviceThanExpected) {
-  Layer layer{2, 0.1};
-  Contribution own = layer.Of(2, 0);
+  Layer layer(2);
+  Contribution own = layer.Of(2);
   const std::set<Device> expected{Cpu(0), Cpu(1)};
   own.expected = &expected;
-  Ticket ticket;
-  CheckHas(ErrorOf([&] { layer.Sum(own, &ticket); }),
+  CHECK(layer.table.IsOver(layer.Arrive(own), Time(std::chrono::seconds(60))));
+  CheckHas(layer.table.Failure(),
            "num_devices=2, but cpu(2) calls the layer as well as cpu(0), cpu(1)");
 }
 
-// A third device looks like a net that has moved, until one of the old devices calls again.
+// A third device looks like a net that has moved, until one of the old devices calls again. Its
+// number must not be reduced with the third device's number.
 TEST(MoreDevicesThanTheLayerHas) {
-  for (const bool in_backward : {true, false}) {
-    Layer layer{2};
-    Ticket tickets[2];
-    Parallel(2, [&](int id) { layer.Forward(id, 0, &tickets[id]); });
-    // Its number must not be reduced with the third device's number.
-    const auto call_again = [&] { in_backward ? layer.Backward(tickets[0], 0) : layer.Forward(0); };
-    std::string text;
-    const std::string third = ErrorOfWait(&layer, 2, [&] { text = ErrorOf(call_again); });
-    CheckHas(text, "num_devices=2, but cpu(0) calls the layer as well as cpu(2)");
-    CheckHas(third, text);
-    CHECK_EQ(layer.table.Failure(), text);
+  for (const Phase phase : {Phase::kForward, Phase::kBackward}) {
+    Layer layer(2);
+    Ticket tickets[3];
+    layer.Call({0, 1}, tickets);
+    const Waiting third = layer.Arrive(layer.Of(2));
+    CheckHas(ErrorOf([&] { layer.Arrive(layer.Of(0, 0, phase), &tickets[0]); }),
+             "num_devices=2, but cpu(0) calls the layer as well as cpu(2)");
+    CHECK(third.exchange->over);
   }
-}
-
-TEST(MoreDevicesWhileOneWaits) {
-  Layer layer{2};
-  Parallel(2, [&](int id) { layer.Forward(id); });
-  const auto third = [&] { CheckHas(ErrorOf([&] { layer.Forward(2); }), "but cpu(2) calls"); };
-  CheckHas(ErrorOfWait(&layer, 0, third), "num_devices=2, but cpu(2) calls the layer");
-}
-
-// New options may have another number of devices, and any devices may call then.
-TEST(ARestartForgetsDevices) {
-  Layer layer{1};
-  for (int id : {0, 0, 1}) layer.Forward(id);
-  layer.size = 2;
-  layer.table.Restart(&layer.members);
-  Parallel(2, [&](int id) { CHECK_EQ(layer.Forward(id, 1), 2); });
+  Layer layer(2);
+  layer.Call({0, 1, 0});
+  CheckHas(ErrorOf([&] { layer.Call({2}); }), "num_devices=2, but cpu(2) calls the layer");
 }
 
 // A backward call has the participants of its forward call.
 TEST(ParticipantsChangeBetweenForwardAndBackward) {
-  Layer layer{3};
-  layer.table.SetParticipants(&layer.members, {Cpu(0), Cpu(2)});
-  CheckHas(ErrorOf([&] { layer.Forward(1); }), "shards on cpu(0), cpu(2)");
+  Layer layer(3);
+  layer.table.SetParticipants(&layer.members(), {Cpu(0), Cpu(2)});
+  CheckHas(ErrorOf([&] { layer.Call({1}); }), "cpu(1) calls the layer as well as cpu(0), cpu(2)");
   layer.table.Reset();
   Ticket tickets[3];
-  Parallel(2, [&](int i) { CHECK_EQ(layer.Forward(2 * i, 1, &tickets[2 * i]), 2); });
-  layer.table.SetParticipants(&layer.members, {});
-  Parallel(3, [&](int id) {
-    if (id != 1) CHECK_EQ(layer.Backward(tickets[id], id, 10 * id), 20);
-    CHECK_EQ(layer.Forward(id, 1 + id), 6);
-  });
+  layer.Call({0, 2}, tickets);
+  layer.table.SetParticipants(&layer.members(), {});
+  layer.Call({0, 1});
+  Waiting waiting;
+  for (const int id : {0, 2}) {
+    waiting = layer.Arrive(layer.Of(id, 10 * id, Phase::kBackward), &tickets[id]);
+  }
+  CHECK(waiting.exchange->result == Numbers{20});
+  CHECK(layer.Arrive(layer.Of(2)).exchange->over);
 }
 
 }  // namespace

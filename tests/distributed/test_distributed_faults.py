@@ -112,7 +112,7 @@ def test_an_error_of_mpi_is_told_and_no_crash():
 from gluon_syncbn.native.processes import world
 step()
 if rank == 1:  # longer than any message of ours
-    world().comm.Send(np.zeros(40000, np.uint8), 0, tag=2)
+    world().comm.Send(np.zeros(2**24 + 1, np.uint8), 0)
 for _ in range(2):
     assert 'MPI_Test failed' in error_of(step)
 """
