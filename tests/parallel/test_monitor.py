@@ -1,4 +1,4 @@
-"""Monitor, check_replicas, available_contexts: what a user asks about the devices."""
+"""Monitor and available_contexts: what a user asks about the devices."""
 
 import re
 import threading
@@ -6,14 +6,13 @@ import time
 from functools import partial
 
 import gluon_syncbn
-from gluon_syncbn import Monitor, check_replicas, make_parallel
+from gluon_syncbn import Monitor, make_parallel
 
 import mxnet as mx
 import pytest
 from mxnet.gluon import Trainer, nn
 from support.helpers import differentiate, run_python, run_tool
 from support.nd import nd
-from support.parallel_nets import dense
 
 SLOW = 0.05  # seconds
 
@@ -120,24 +119,6 @@ def test_a_busy_device_does_not_wait_for_data(monkeypatch):
     mx.nd.waitall()
     shares, last = read(monitor.report())
     assert last.startswith("3 steps") and shares["cpu(1)"] == [0, 0]
-
-
-# ---- replicas ------------------------------------------------------------------------
-
-
-def test_trainer_that_was_made_before_the_net_was_moved(devices):
-    weights = []
-    for is_moved in False, True:
-        net = dense(None)
-        trainer = Trainer(net.collect_params(), "sgd")
-        if is_moved:
-            make_parallel(net, devices.contexts, reset_ctx=True)
-        for _ in range(2):
-            differentiate(net, nd.array([[1], [2]]))
-            trainer.step(2)
-        check_replicas(net)
-        weights.append(net.weight.list_data()[0].asnumpy())
-    assert (weights[0] == weights[1]).all()
 
 
 # ---- contexts ------------------------------------------------------------------------

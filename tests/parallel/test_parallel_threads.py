@@ -6,13 +6,7 @@ GLUON_SYNCBN_REPEAT=250 makes a thousand steps of each.
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
-from gluon_syncbn import (
-    SyncBatchNorm,
-    allow_plain_loop,
-    check_replicas,
-    make_parallel,
-    recover,
-)
+from gluon_syncbn import SyncBatchNorm, allow_plain_loop, check_replicas, recover
 from gluon_syncbn.native import failures
 
 import numpy as np
@@ -20,9 +14,9 @@ import pytest
 from mxnet import autograd
 from mxnet.gluon import nn
 from support.blocks import in_threads
-from support.helpers import cpus, repetitions, set_mode, values
+from support.helpers import cpus, repetitions
 from support.nd import nd
-from support.parallel_nets import SHAPE, parameters, small_net, train
+from support.nets import Normalized, started, state_of, train
 
 REPEAT = repetitions()
 
@@ -30,17 +24,8 @@ REPEAT = repetitions()
 @in_threads
 def trained(mode, contexts):
     """Train a net, plain without contexts; return its losses and parameters."""
-    net = small_net()
-    if contexts:
-        net = make_parallel(net, contexts)
-    net.initialize()
-    net(nd.ones((len(contexts) + 1, *SHAPE)))
-    rng = np.random.default_rng(len(contexts))
-    for p in parameters(net):
-        p.set_data(nd.array(rng.uniform(0.1, 0.3, p.shape)))
-    losses = train(set_mode(net, mode), [6] * 4 * REPEAT)
-    check_replicas(net)
-    return losses + values(net)
+    net = started(Normalized(), contexts, mode, seed=len(contexts))
+    return train(net, [6] * 4 * REPEAT) + state_of(net)
 
 
 @pytest.mark.timeout(120 + 6 * REPEAT)
@@ -51,9 +36,8 @@ def test_parallel_nets_and_a_plain_one(mode):
     with ThreadPoolExecutor(3) as threads:
         results = list(threads.map(trained, *arguments))
     for arrays, rights in zip(results, expected):
-        assert len(arrays) == len(rights)
-        for number, (array, right) in enumerate(zip(arrays, rights)):
-            np.testing.assert_array_equal(array, right, err_msg=f"array {number}")
+        for number, (result, right) in enumerate(zip(arrays, rights)):
+            np.testing.assert_array_equal(result, right, err_msg=f"array {number}")
 
 
 def test_a_plain_loop_goes_on_after_the_net_has_moved():

@@ -10,26 +10,21 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from support.blocks import by_gluon, gluon_1_only, prefixed
-from support.helpers import (
-    MODES,
-    assert_all_near,
-    cpus,
-    set_mode,
-    summed_grad,
-    value,
-)
+from support.helpers import cpus, value
 from support.nd import nd
-from support.parallel_nets import assert_same, column, weight_gradient
-from support.parallel_nets import dense as one_weight
-from support.whole_programs import (
+from support.nets import (
     Net,
     Normalized,
     X,
     array,
+    assert_same,
     backward,
+    column,
     dense,
+    one_weight,
     started,
     state_of,
+    weight_gradient,
 )
 
 
@@ -69,16 +64,8 @@ def loss_with_an_attribute(net, x):
     return net(x).sum() + net.penalty.as_in_context(mx.cpu())
 
 
-def loss_of_a_hook(net, x):
-    found = []
-    net.dense.register_forward_hook(lambda block, inputs, output: found.append(output))
-    return net(x).sum() + found[0].sum()
-
-
 @gluon_1_only("hybrid_forward")
-@pytest.mark.parametrize(
-    "loss", [loss_of_an_attribute, loss_with_an_attribute, loss_of_a_hook]
-)
+@pytest.mark.parametrize("loss", [loss_of_an_attribute, loss_with_an_attribute])
 def test_loss_that_reads_what_a_device_has_kept(loss):
     net = started(Kept(), cpus(2))
     with autograd.record():
@@ -158,7 +145,7 @@ def test_the_look_for_rows_is_before_the_call():
     assert_same([net.penalty.asnumpy()], [(h**2).sum().asnumpy()])
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["imperative", "static_shape"])
 def test_the_look_for_rows_draws_no_random_numbers(mode):
     net = started(Net(dense(), nn.Dropout(0.5)), cpus(2), mode)
     masks = []
@@ -179,40 +166,6 @@ def test_a_loop_over_shards_is_refused():
         assert net(x).shape == (3, 2)
 
 
-@gluon_1_only("mx.npx.set_np")
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("is_variable", [True, False])
-def test_argument_without_axes(is_variable, mode):
-    """A temperature, which NumPy semantics have."""
-
-    class Scaled(gluon.HybridBlock):
-        def __init__(self):
-            super().__init__()
-            self.dense = dense()
-
-        def hybrid_forward(self, F, x, temperature):
-            return self.dense(x) * temperature
-
-    results = []
-    for contexts in cpus(2), None:
-        with mx.util.np_shape(True), mx.util.np_array(True):
-            net = set_mode(Scaled(), mode)
-            if contexts:
-                make_parallel(net, contexts)
-            net.initialize(mx.init.One(), ctx=contexts or mx.cpu())
-            temperature = mx.np.array(3.0)
-            if is_variable:
-                temperature.attach_grad()
-            with autograd.record():
-                loss = (net(mx.np.array(X), temperature) ** 2).sum()
-            loss.backward()
-            found = [loss.asnumpy(), summed_grad(net.dense.weight)]
-            if is_variable:
-                found.append(temperature.grad.asnumpy())
-        results.append(found)
-    assert_all_near(*results, dtype="float32", count=50)
-
-
 # ---- Other contexts, and gradients and outputs of another form.
 
 
@@ -224,10 +177,6 @@ def test_net_on_other_contexts(devices):
     with pytest.raises(ValueError, match=expected):
         make_parallel(net, devices.contexts)
     assert "forward" not in vars(net)
-    parallel = make_parallel(nn.Dense(1), devices.contexts)
-    parallel.initialize(ctx=mx.cpu(0))
-    with pytest.raises(ValueError, match=r"cpu\(0\), cpu\(1\).* cpu\(0\)\."):
-        parallel(nd.ones((2, 2)))
 
 
 def test_net_called_by_one_that_is_parallel_over_others(devices, make_devices):
@@ -256,19 +205,14 @@ def test_head_gradient_of_another_form(rows, dtype, devices):
     assert weight_gradient(net) == 3
 
 
-# How an array of one number has its shape, and the name of an array's class.
-ONE, KIND = by_gluon(("1,", "NDArray"), ("", "ndarray"))
-
-
 @pytest.mark.parametrize(
     "outputs, words",
     [
-        (lambda x: [x.mean()] * 2, rf"2 rows.*\({ONE}\).*cpu\(0\)"),
-        (lambda x: ([x], [x, x]), rf"{KIND} float32 \(\*, 1\).*cpu\(1\)"),
-        (lambda x: (x, None), rf"{KIND} float32 \(\*, 1\).*NoneType"),
+        (lambda x: [x.mean()] * 2, r"2 rows.*\(1?,?\).*cpu\(0\)"),
+        (lambda x: ([x], [x, x]), r"float32 \(\*, 1\).*cpu\(1\)"),
         (lambda x: ({"a": x, "b": x}, {"b": x, "a": x}), r"\['b', 'a'\]|cpu\(1\)"),
         (lambda x: (x, x.tile((1, 2))), r"\(\*, 1\).*\(\*, 2\)"),
-        (lambda x: (x, x.astype("float64")), rf"float32.*{KIND} float64"),
+        (lambda x: (x, x.astype("float64")), r"float32.* float64"),
     ],
 )
 def test_outputs_that_cannot_be_joined(outputs, words, devices):

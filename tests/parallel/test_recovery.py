@@ -14,31 +14,29 @@ import pytest
 from mxnet import autograd
 from mxnet.gluon import nn
 from support.blocks import move
-from support.helpers import cpus, output_of, run_python
+from support.helpers import cpus, run_python
 from support.mistakes import assert_trains, failure_of, make_layer, make_shards
 from support.nd import nd
 
-ONE_STEP = """
-import sys, gluon_syncbn, mxnet as mx
+NAIVE = """
+import gluon_syncbn, mxnet as mx
 from support.nd import nd
-count = int(sys.argv[1])
-contexts = [mx.cpu(i) for i in range(count)]
-layer = gluon_syncbn.SyncBatchNorm(num_devices=count)
-layer.initialize(ctx=contexts)
-x = [nd.arange(6, ctx=c).reshape((3, 2)) for c in contexts]
-devices = gluon_syncbn.Devices(contexts)
-with mx.autograd.train_mode():
-    ys = devices.map(layer, x)
-print(ys[0].asnumpy().sum(axis=1).round().tolist())
+for count in 1, 2:
+    contexts = [mx.cpu(i) for i in range(count)]
+    layer = gluon_syncbn.SyncBatchNorm(num_devices=count)
+    layer.initialize(ctx=contexts)
+    x = [nd.arange(6, ctx=c).reshape((3, 2)) for c in contexts]
+    with mx.autograd.train_mode():
+        ys = gluon_syncbn.Devices(contexts).map(layer, x)
+    print(ys[0].asnumpy().sum(axis=1).round().tolist())
 """
 
 
 def test_naive_engine_runs_one_device_and_refuses_two():
-    naive = {"MXNET_ENGINE_TYPE": "NaiveEngine"}
-    assert output_of(ONE_STEP, 1, **naive) == "[-2.0, 0.0, 2.0]\n"
-    result = run_python(ONE_STEP, 2, **naive)
+    result = run_python(NAIVE, MXNET_ENGINE_TYPE="NaiveEngine")
+    assert result.stdout == "[-2.0, 0.0, 2.0]\n" and result.returncode == 1
     assert "MXNET_ENGINE_TYPE=NaiveEngine" in result.stderr
-    assert "num_devices=2" in result.stderr and result.returncode == 1
+    assert "num_devices=2" in result.stderr
 
 
 def test_net_moves_to_other_contexts(make_devices):
@@ -145,11 +143,13 @@ def test_an_operator_completes_with_the_error_of_another_one():
 def test_error_of_the_users_function_gives_up_the_work_in_flight(devices):
     layer = make_layer(devices.contexts, num_devices=2, timeout=1000)
 
-    def step(x):
+    def my_faulty_step(x):
         if x.context == mx.cpu(1):
             raise KeyError("a user's mistake")
         return layer(x)
 
-    with pytest.raises(KeyError, match="a user's mistake"), autograd.record():
-        devices.map(step, make_shards(devices))
+    with pytest.raises(KeyError, match="a user's mistake") as caught:
+        with autograd.record():
+            devices.map(my_faulty_step, make_shards(devices))
+    assert caught.traceback[-1].name == "my_faulty_step"
     assert_trains(devices, layer)
