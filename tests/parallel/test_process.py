@@ -46,7 +46,9 @@ def fork(in_child=lambda: None):
     assert os.waitpid(child, 0)[1] == 0
 """
 
-AFTER_AN_ERROR = """
+PROGRAMS = {
+    "exit while a device waits in vain": "push_step(); y = push_a_wait_in_vain()",
+    "exits of children": """
 # MXNet's threads share a core with the one that ends the interpreter.
 os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
 
@@ -56,29 +58,27 @@ class Fails(autograd.Function):
     def backward(self, dy):
         raise RuntimeError("mine")
 
-def fail():
+def recorded(function):
     net = gluon_syncbn.make_parallel(nn.Dense(1, in_units=3), contexts)
     net.initialize()
     with autograd.record():
-        loss = Fails()(net(nd.ones((4, 3))))
+        return function(net(nd.ones((4, 3))))
+
+def fail():
+    loss = recorded(Fails())
     try:
         loss.backward()
         mx.nd.waitall()
     except mx.MXNetError:
         return loss
 
-for _ in range(3):
+for make in [lambda: recorded(nd.identity), fail] * 4:
     child = os.fork()
     if child == 0:
-        loss = fail()
+        loss = make()
         sys.exit(0 if loss is not None else "no error")
     assert os.waitpid(child, 0)[1] == 0
-"""
-
-PROGRAMS = {
-    "exit after the net is deleted": "push_step(); del net",
-    "exit while a device waits in vain": "y = push_a_wait_in_vain()",
-    "exit after an error in a loss's backward": AFTER_AN_ERROR,
+""",
     # An error of the layer before a fork would be dropped.
     "fork while another thread queues": """
 gluon_syncbn.set_timeout(5)
@@ -127,11 +127,8 @@ else:
 gluon_syncbn.recover()
 push_step()
 mx.nd.waitall()
-""",
-    # As subprocess does below Python 3.10. The error of the layer needs no GIL, then.
-    "a failure before a fork that holds the GIL": """
-gluon_syncbn.set_timeout(1)
 y = push_a_wait_in_vain()
+# As below Python 3.10: it forks with the GIL, so the error must not need it.
 subprocess._USE_VFORK = False
 subprocess.run(['true'], check=True)
 gluon_syncbn.recover()
@@ -169,29 +166,7 @@ def test_exits_and_forks(name):
     is_told = "before a fork: " in errors
     assert is_told == name.startswith("a failure before a fork")
     # MXNet's own text begins with the class since 1.7.
-    assert "MXNetError" not in errors.replace("before a fork: MXNetError", "", 1)
-
-
-def test_an_engine_that_mxnet_cannot_make():
-    program = "import gluon_syncbn; gluon_syncbn.SyncBatchNorm(); print('made')"
-    process = run_python(program, timeout=50, MXNET_ENGINE_TYPE="garbage")
-    assert process.stdout == "made\n"
-
-
-WITHOUT_A_LAYER = """
-import gluon_syncbn, mxnet as mx
-net = gluon_syncbn.make_parallel(mx.gluon.nn.Dense(1), [mx.cpu(0), mx.cpu(1)])
-net.initialize()
-with mx.autograd.record():
-    net(mx.nd.ones((2, 1)))
-"""
-
-
-def test_exit_after_a_recorded_call_without_backward():
-    """It aborted in 11 of 18 runs."""
-    with ThreadPoolExecutor(2) as threads:
-        for process in threads.map(run_python, [WITHOUT_A_LAYER] * 4):
-            assert process.returncode == 0, process.stderr
+    assert "MXNetError" not in errors.replace("before a fork: MXNetError", "")
 
 
 CTRL_C = """
@@ -216,12 +191,6 @@ mx.nd.waitall()
 """
 
 
-def test_a_long_wait_says_its_error_and_ctrl_c_ends_it():
-    errors = run(CTRL_C)
-    assert errors.count("Missing: cpu(1)") == 1
-    assert "gluon_syncbn raises this error after 60 s:" in errors
-
-
 STOPPED = """
 gluon_syncbn.set_timeout(3)
 push_step()  # the first one is waited for
@@ -239,5 +208,9 @@ mx.nd.waitall()
 """
 
 
-def test_time_in_a_stopped_process_does_not_count():
-    run(STOPPED)
+def test_waits_of_some_seconds():
+    """One says its error and ends by Ctrl-C; in the other the process is stopped."""
+    with ThreadPoolExecutor(2) as threads:
+        errors, _ = threads.map(run, [CTRL_C, STOPPED])
+    assert errors.count("Missing: cpu(1)") == 1
+    assert "gluon_syncbn raises this error after 60 s:" in errors

@@ -136,6 +136,12 @@ def test_the_look_for_rows_changes_nothing(train):
     assert_same(*results)
 
 
+def test_a_net_that_accepts_one_number_of_rows():
+    """So does GluonCV's R-CNN; the look fails, and the call does not."""
+    net = started(Net(dense(), function=lambda F, h: h.reshape((3, 2)) * 1), cpus(2))
+    assert net(array(X)).shape == (6, 2)
+
+
 @gluon_1_only("hybrid_forward")
 def test_the_look_for_rows_is_before_the_call():
     """A net keeps the rows of its last call, which ran on the second device."""
