@@ -66,7 +66,7 @@ class Runner:
             checks.by_context([y[number] for y in ys], data)
             for number in range(len(data.dys))
         ]
-        net = checks.expected(states, data, training, ys)
+        net = checks.expected(states, data, training)
         checks.check_outputs(ys, data, net)
         checks.check_statistics(net)
         if recording:
@@ -79,10 +79,10 @@ class Runner:
         if self._program.way == "parallel":
             xs, contexts = [data.join(xs)], contexts[:1]
         arrays = [_array(x, context) for x, context in zip(xs, contexts)]
-        request = self._program.x_request
+        grad_req = self._program.x_grad_req
         for array in arrays:
-            if recording and request != "null":
-                array.attach_grad(request)
+            if recording and grad_req != "null":
+                array.attach_grad(grad_req)
                 array.grad[:] = OLD
         return arrays
 
@@ -110,7 +110,7 @@ class Runner:
         ]
         if self._program.way == "plain_loop":
             # Each context may have its own backward if inputs have no gradients.
-            is_each = self._program.x_request == "null"
+            is_each = self._program.x_grad_req == "null"
             for part in [[pair] for pair in pairs] if is_each else [pairs]:
                 heads, dys = (sum(column, []) for column in zip(*part))
                 autograd.backward(heads, dys, **options)
