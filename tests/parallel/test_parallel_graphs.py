@@ -9,9 +9,9 @@ from gluon_syncbn import allow_plain_loop, make_parallel
 import mxnet as mx
 import pytest
 from mxnet import autograd
-from mxnet.gluon import Block, Trainer, nn
+from mxnet.gluon import Block, nn
 from support.blocks import gluon_1_only
-from support.helpers import differentiate, summed_grad, value
+from support.helpers import differentiate, summed_grad
 from support.nd import nd
 from support.nets import column, one_weight, parameters_of, weight_gradient
 
@@ -79,19 +79,6 @@ def test_sparse_parameters(devices):
     assert (summed_grad(net.embed.weight)[:, 0] == [1, 2, 0, 1]).all()
     assert weight_gradient(other) == 3
     gluon_syncbn.check_replicas(net)
-
-
-def test_a_failed_backward_leaves_earlier_gradients_to_the_trainer(devices):
-    net, x = one_weight(devices.contexts), column(1, 2)
-    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0})
-    with autograd.record():
-        first, second = net(x), net(x)
-    first.backward()
-    with pytest.raises(mx.MXNetError):  # the first call's graph is released
-        autograd.backward([first, second])
-    expected = value(net.weight) - weight_gradient(net)
-    trainer.step(1)  # would refuse gradients that are not marked as new
-    assert value(net.weight) == expected
 
 
 def test_autograd_grad_is_refused(devices):
