@@ -77,6 +77,8 @@ def test_the_line_that_waits(mistake, devices):
         map_and_wait(devices, layer, shards)
     with autograd.record():
         text = failure_of(mistake, devices, layer, shards)
+    assert f"SyncBatchNorm '{layer.name}', " in text and "recover()" in text
+    assert "Arrived: cpu(0) with shape (2, 3, 2, 5). Missing: cpu(1). " in text
     place, source = line_of(mistake)
     (line,) = (x for x in text.splitlines() if x.startswith("The program stands at "))
     assert place in line and line.endswith(source)
@@ -98,20 +100,6 @@ def test_the_line_inside_of_map(devices):
     line = rf"\nIts thread 'gluon_syncbn-cpu\(0\)' stands at .*{place}read: "
     assert re.search(line + re.escape(source), text)
     assert "cpu(1)' stands" not in text
-
-
-def test_text_of_a_timeout(devices):
-    """The layer does not know which two of three contexts get a shard."""
-    layer = make_layer(cpus(3), num_devices=2)
-    with autograd.train_mode():
-        y = layer(make_shards(devices)[1])
-    text = failure_of(y.asnumpy)
-    assert f"SyncBatchNorm '{layer.name}', forward: waited " in text
-    assert re.search(r"waited 0\.5\d* s for 1 of 2 devices", text)
-    assert "Arrived: cpu(1) with shape (2, 3, 2, 5). Missing: 1 that never call" in text
-    assert "call gluon_syncbn.recover()" in text
-    gluon_syncbn.recover()
-    assert_trains(devices, layer)
 
 
 # ---- num_devices ---------------------------------------------------------------------
