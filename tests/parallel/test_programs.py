@@ -2,7 +2,7 @@
 
 Plain MXNet on one device gives the right results: losses, gradients, parameters. A
 random program draws what its net, its loss and its steps hold.
-GLUON_SYNCBN_PROGRAMS=10000 runs so many, and other ones each time.
+GLUON_SYNCBN_PROGRAMS=10000 runs so many.
 """
 
 import os

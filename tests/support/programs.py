@@ -4,7 +4,6 @@ A program is data: a small net, where and how it runs, and its steps. Each choic
 with the simplest value, to which hypothesis reduces a program that fails.
 """
 
-import os
 from dataclasses import dataclass
 from typing import List, Optional
 
@@ -13,8 +12,6 @@ from gluon_syncbn import SyncBatchNorm
 
 import mxnet as mx
 import numpy as np
-import pytest
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mxnet.gluon import nn
 
@@ -22,22 +19,6 @@ from support.blocks import Function
 from support.helpers import cpus, set_mode
 
 AWKWARD = -0.5, 0, 1e-6, -1e-12, 3  # gammas, of which some cannot be divided by
-
-
-def random_test(programs, count):
-    """Return a decorator that gives a test `count` programs, always the same ones.
-
-    GLUON_SYNCBN_PROGRAMS=10000 runs so many, and other ones each time.
-    """
-    more = int(os.environ.get("GLUON_SYNCBN_PROGRAMS", 0))
-
-    def decorate(test):
-        checks = {"deadline": None, "suppress_health_check": list(HealthCheck)}
-        amount = {"max_examples": more or count, "derandomize": not more}
-        repeated = settings(database=None, **amount, **checks)(given(programs)(test))
-        return pytest.mark.timeout(more + 300)(repeated)
-
-    return decorate
 
 
 @dataclass
