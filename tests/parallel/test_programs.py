@@ -60,6 +60,7 @@ class Program:
     branches: bool  # rows without a label have no graph
     decays: bool  # the loss holds all parameters
     accumulates: bool  # grad_req="add"
+    is_elsewhere: bool  # gradients are clipped on the last context
     leaves_head: bool  # the last layer is used in the first step only
     later: int  # the step before which a norm is added
     frozen: int  # the step before which the first layer is frozen
@@ -138,6 +139,12 @@ def results_of(program, contexts):
             net.body[0].weight.grad_req = "null"
         net.has_head = not (program.leaves_head and step)
         found += step_of(program, net, other, step, rows)
+        if "clip" in program.change:
+            if program.change == "reduce and clip":
+                trainer.allreduce_grads()
+            is_elsewhere = contexts and program.is_elsewhere
+            with contexts[-1] if is_elsewhere else mx.cpu():
+                clip_gradients(parameters_of(net))
         found += change(program, net, trainer, kept)
     mx.nd.waitall()
     return [*found, prediction(net), *state_of(*nets)]
@@ -177,10 +184,6 @@ def prediction(net):
 def change(program, net, trainer, kept):
     """Update the parameters; return what else the program has computed."""
     parameters, kind = parameters_of(net), program.change
-    if kind == "reduce and clip":
-        trainer.allreduce_grads()
-    if "clip" in kind:
-        clip_gradients(parameters)
     if kind == "own optimizer":
         for parameter in parameters:
             parameter.data()[:] -= 0.001 * parameter.grad()
@@ -313,36 +316,33 @@ def test_trainer(kind, optimizer):
     assert_same(*results)
 
 
-@pytest.mark.parametrize(
-    "change, first",
-    [
-        (make_parallel, 2),
-        (partial(make_parallel, reset_ctx=True), 1),
-        (revert_parallel, 2),
-    ],
-)
-def test_momentum_stays_when_a_net_becomes_parallel_or_stops(change, first):
+BOTH, ONE = cpus(2), cpus(1)
+CHANGES_OF_CONTEXTS = {  # and the contexts of the loop before and after
+    "becomes parallel": (partial(make_parallel, ctx=BOTH), BOTH, ONE),
+    "moves": (partial(make_parallel, ctx=BOTH, reset_ctx=True), ONE, ONE),
+    "stops": (revert_parallel, ONE, BOTH),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES_OF_CONTEXTS)
+def test_momentum_stays_when_a_net_becomes_parallel_or_stops(kind):
     """The net trains for two steps before the change and for two steps after it."""
 
-    def program(contexts):
-        is_parallel = change is revert_parallel and len(contexts) > 1
-        net = started(Net(dense()), contexts if is_parallel else None)
-        places = contexts[:first]
-        move(net, places)
+    def program(change, before, after):
+        net = started(Net(dense()), BOTH if change is revert_parallel else None)
+        if change is not revert_parallel:
+            move(net, before)
         settings = {"learning_rate": 0.01, "momentum": 0.9}
         trainer = Trainer(net.collect_params(), "sgd", settings)
-        for step in range(4):
-            if step == 2 and len(contexts) > 1:
-                change(net, *[contexts] * (not is_parallel))
-                is_parallel = not is_parallel
-            shards = gluon.utils.split_and_load(
-                array(X), contexts[:1] if is_parallel else places
-            )
+        for contexts in before, before, after, after:
+            if contexts is after and change:
+                change = change(net) and None
             with autograd.record():
+                shards = gluon.utils.split_and_load(array(X), contexts)
                 losses = [(net(x) ** 2).sum() for x in shards]
             autograd.backward(losses)
             trainer.step(6)
         check_replicas(net)
         return [value(p) for p in parameters_of(net)]
 
-    assert_same(program(cpus(2)), program(cpus(1)))
+    assert_same(program(*CHANGES_OF_CONTEXTS[kind]), program(None, ONE, ONE))
