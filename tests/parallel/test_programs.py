@@ -60,7 +60,7 @@ class Program:
     branches: bool  # rows without a label have no graph
     decays: bool  # the loss holds all parameters
     accumulates: bool  # grad_req="add"
-    is_elsewhere: bool  # gradients are clipped on the last context
+    is_elsewhere: bool  # the last context clips gradients and updates
     leaves_head: bool  # the last layer is used in the first step only
     later: int  # the step before which a norm is added
     frozen: int  # the step before which the first layer is frozen
@@ -139,13 +139,9 @@ def results_of(program, contexts):
             net.body[0].weight.grad_req = "null"
         net.has_head = not (program.leaves_head and step)
         found += step_of(program, net, other, step, rows)
-        if "clip" in program.change:
-            if program.change == "reduce and clip":
-                trainer.allreduce_grads()
-            is_elsewhere = contexts and program.is_elsewhere
-            with contexts[-1] if is_elsewhere else mx.cpu():
-                clip_gradients(parameters_of(net))
-        found += change(program, net, trainer, kept)
+        is_elsewhere = contexts and program.is_elsewhere and "clip" in program.change
+        with contexts[-1] if is_elsewhere else mx.cpu():
+            found += change(program, net, trainer, kept)
     mx.nd.waitall()
     return [*found, prediction(net), *state_of(*nets)]
 
@@ -184,6 +180,10 @@ def prediction(net):
 def change(program, net, trainer, kept):
     """Update the parameters; return what else the program has computed."""
     parameters, kind = parameters_of(net), program.change
+    if kind == "reduce and clip":
+        trainer.allreduce_grads()
+    if "clip" in kind:
+        clip_gradients(parameters)
     if kind == "own optimizer":
         for parameter in parameters:
             parameter.data()[:] -= 0.001 * parameter.grad()
