@@ -2,7 +2,6 @@
 
 import threading
 import warnings
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -101,14 +100,6 @@ def test_the_state_of_the_caller_holds_inside(recording, training, devices):
         with mx.util.np_shape(True), mx.util.np_array(True):
             assert devices.map(state) == [(False, False, True, True)] * 2
         assert devices.map(state) == [(False, False, *default)] * 2
-
-
-def test_results_do_not_live_in_the_threads(devices):
-    class Result:
-        pass
-
-    results = [weakref.ref(result) for result in devices.map(Result)]
-    assert [result() for result in results] == [None, None]
 
 
 def test_a_context_has_one_thread_whoever_calls(make_devices):
