@@ -41,7 +41,7 @@ from support.nets import (
 
 SEEDS = range(int(os.environ.get("GLUON_SYNCBN_PROGRAMS", 60)))
 
-# What a program does to parameters or gradients after each backward, besides a step.
+# Changes of parameters or gradients after each backward, besides a step.
 CHANGES = (
     *("nothing", "clip", "reduce and clip", "set_data", "in place", "kept arrays"),
     *("average", "load", "own optimizer"),
@@ -236,7 +236,7 @@ def clip_gradients(parameters):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_program(seed):
     program = draw(random.Random(seed))
-    print(program)  # for a failure
+    print(program)  # pytest shows it after a failure
     results = results_of(program, cpus(program.contexts))
     assert_same(results, results_of(program, None))
 
