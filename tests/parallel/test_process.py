@@ -46,9 +46,7 @@ def fork(in_child=lambda: None):
     assert os.waitpid(child, 0)[1] == 0
 """
 
-PROGRAMS = {
-    "exit while a device waits in vain": "push_step(); y = push_a_wait_in_vain()",
-    "exits of children": """
+AFTER_AN_ERROR = """
 # MXNet's threads share a core with the one that ends the interpreter.
 os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
 
@@ -58,27 +56,28 @@ class Fails(autograd.Function):
     def backward(self, dy):
         raise RuntimeError("mine")
 
-def recorded(function):
+def fail():
     net = gluon_syncbn.make_parallel(nn.Dense(1, in_units=3), contexts)
     net.initialize()
     with autograd.record():
-        return function(net(nd.ones((4, 3))))
-
-def fail():
-    loss = recorded(Fails())
+        loss = Fails()(net(nd.ones((4, 3))))
     try:
         loss.backward()
         mx.nd.waitall()
     except mx.MXNetError:
         return loss
 
-for make in [lambda: recorded(nd.identity), fail] * 4:
+for _ in range(3):
     child = os.fork()
     if child == 0:
-        loss = make()
+        loss = fail()
         sys.exit(0 if loss is not None else "no error")
     assert os.waitpid(child, 0)[1] == 0
-""",
+"""
+
+PROGRAMS = {
+    "exit while a device waits in vain": "push_step(); y = push_a_wait_in_vain()",
+    "exit after an error in a loss's backward": AFTER_AN_ERROR,
     # An error of the layer before a fork would be dropped.
     "fork while another thread queues": """
 gluon_syncbn.set_timeout(5)
@@ -167,6 +166,22 @@ def test_exits_and_forks(name):
     assert is_told == name.startswith("a failure before a fork")
     # MXNet's own text begins with the class since 1.7.
     assert "MXNetError" not in errors.replace("before a fork: MXNetError", "")
+
+
+WITHOUT_A_LAYER = """
+import gluon_syncbn, mxnet as mx
+net = gluon_syncbn.make_parallel(mx.gluon.nn.Dense(1), [mx.cpu(0), mx.cpu(1)])
+net.initialize()
+with mx.autograd.record():
+    net(mx.nd.ones((2, 1)))
+"""
+
+
+def test_exit_after_a_recorded_call_without_backward():
+    """It aborted in 11 of 18 runs."""
+    with ThreadPoolExecutor(2) as threads:
+        for process in threads.map(run_python, [WITHOUT_A_LAYER] * 4):
+            assert process.returncode == 0, process.stderr
 
 
 CTRL_C = """
