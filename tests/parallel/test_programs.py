@@ -149,7 +149,8 @@ def results_of(program, contexts):
 def step_of(program, net, other, step, rows):
     x, label = array(X[:rows]), array([float(k >= rows // 2) for k in range(rows)])
     factor, kind = array([0.5]), program.inputs
-    variables = {"none": [], "last": [label]}.get(kind, [x, label, factor])
+    own = [] if program.branches else [label]  # rows without a graph have none
+    variables = {"none": [], "last": own}.get(kind, [x, factor, *own])
     if kind == "last":
         x.attach_grad("null")
     for variable in variables:
