@@ -6,6 +6,7 @@ from . import compat  # noqa: F401
 # isort: split
 from . import distributed, gluoncv
 from .compat import __version__
+from .distributed.collectives import check_replicas
 from .installation import available_contexts
 from .layer.batch_norm import SyncBatchNorm
 from .layer.convert import (
@@ -19,7 +20,6 @@ from .native.library import features
 from .parallel.devices import Devices
 from .parallel.net import make_parallel, revert_parallel
 from .parallel.plain_loop import allow_plain_loop
-from .replica_check import check_replicas
 from .statistics import recompute_statistics
 
 __all__ = [

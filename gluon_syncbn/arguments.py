@@ -53,7 +53,7 @@ def comma_list(values: Iterable) -> str:
     return ", ".join(map(str, values))
 
 
-def check_type(name: str, value: Any, types: type | tuple, expected: str) -> Any:
+def check_type(name: str, value: Any, types: Any, expected: str) -> Any:
     """Raise TypeError unless `value` is an instance; `expected` describes `types`."""
     if not isinstance(value, types):
         raise TypeError(f"{name} must be {expected}, got {short_repr(value)}")
@@ -107,12 +107,6 @@ def check_block(name: str, value: Any) -> Any:
     return check_type(name, value, mx.gluon.Block, "a gluon.Block")
 
 
-def check_callable(name: str, value: Any) -> Callable:
-    if not callable(value):
-        raise TypeError(f"{name} must be a function, got {short_repr(value)}")
-    return value
-
-
 def check_choice(name: str, value: Any, choices: Sequence) -> Any:
     """Raise ValueError unless `value` is one of `choices`: strings, perhaps None."""
     if not isinstance(value, (str, type(None))) or value not in choices:
@@ -123,33 +117,28 @@ def check_choice(name: str, value: Any, choices: Sequence) -> Any:
     return value
 
 
-def check_text(name: str, value: Any) -> str:
-    """Raise an error unless `value` is a str that native code can take."""
-    check_type(name, value, str, "a str")
-    if "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value):
-        raise ValueError(
-            f"{name} must be a str without NUL and lone surrogates, got "
-            f"{short_repr(value)}"
-        )
-    return value
-
-
 def check_contexts(name: str, value: Any) -> list[mx.Context]:
-    """Return a list of one or more distinct contexts; `value` may be one context."""
+    """Return one context, or a list of distinct ones that MXNet can use, as a list."""
     if isinstance(value, Context):
         value = [value]
-    check_type(name, value, (list, tuple), "a list of mxnet.Context")
+    is_list = isinstance(value, (list, tuple))
+    if not is_list or not all(isinstance(context, Context) for context in value):
+        raise TypeError(
+            f"{name} must be a list of mxnet.Context, got {short_repr(value)}"
+        )
     if not value:
         raise ValueError(f"{name} must have at least one context, got []")
+    has_cuda = mx.runtime.Features().is_enabled("CUDA")
     for context in value:
-        if not isinstance(context, Context):
-            raise TypeError(
-                f"{name} must be a list of mxnet.Context, got {short_repr(context)} in "
-                "it"
-            )
         if value.count(context) > 1:
             raise ValueError(
                 f"{name} must have distinct contexts, got {context} "
                 f"{value.count(context)} times"
+            )
+        if context.device_type == "gpu" and not has_cuda:
+            raise ValueError(
+                f"{name} must have CPU contexts only, because this MXNet was built "
+                f"without CUDA, got {context}. Pass [mx.cpu(0), mx.cpu(1)], or run "
+                "`pip install mxnet-cu112==1.9.1`."
             )
     return list(value)

@@ -87,23 +87,19 @@ except OSError as error:
     if found is None:
         raise
     library = found[0]
-    if library.startswith(("libgomp", "libquadmath")):
-        raise ImportError(
-            f"MXNet cannot find {library}, a library of GCC. On Debian or "
-            "Ubuntu run `apt install libgomp1 libquadmath0`."
-        ) from None
-    cure = (
+    fix = (
         "`pip install '.[cuda]'` in a clone of gluon_syncbn installs mxnet-cu112 and "
         "the CUDA libraries that it loads. Add their folders to LD_LIBRARY_PATH."
     )
     if library == "libcuda.so.1":
-        cure = (
+        fix = (
             "It is part of NVIDIA's driver, which pip cannot install. Without a GPU "
             "run `pip uninstall mxnet mxnet-cu112` and `pip install mxnet==1.9.1`."
         )
+    elif found[1] in ("gomp", "quadmath"):
+        fix = "On Debian or Ubuntu run `apt install libgomp1 libquadmath0`."
     raise ImportError(
-        f"MXNet for GPUs cannot find {library}. {cure} See "
-        "docs/guides/install.md#mxnet-for-gpus."
+        f"MXNet cannot find {library}. {fix} See docs/guides/install.md."
     ) from None
 
 if not re.match(r"(1\.[6-9]|2\.0)(\D|$)", mx.__version__):

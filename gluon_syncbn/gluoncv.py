@@ -15,7 +15,7 @@ from .parallel.plain_loop import allow_plain_loop
 
 __all__ = ["install", "uninstall"]
 
-_former: list = []  # owner, name and value of each replaced attribute
+_replaced: list = []  # owner, name and value of each replaced attribute
 _devices_of = lru_cache(maxsize=None)(ContextOfLoop)
 
 
@@ -90,8 +90,8 @@ def install() -> None:
         (parallel, "parallel_apply", applied),
         (parallel.Parallel, "put", put),
     ]
-    for owner, name, value in [] if _former else changes:
-        _former.append((owner, name, getattr(owner, name)))
+    for owner, name, value in [] if _replaced else changes:
+        _replaced.append((owner, name, getattr(owner, name)))
         setattr(owner, name, value)
 
 
@@ -103,8 +103,8 @@ def uninstall() -> None:
     >>> import gluon_syncbn
     >>> gluon_syncbn.gluoncv.uninstall()
     """
-    while _former:
-        setattr(*_former.pop())
+    while _replaced:
+        setattr(*_replaced.pop())
     for module in _modules(SyncBatchNorm):  # modules imported after `install`
         module.SyncBatchNorm = mx.gluon.contrib.nn.SyncBatchNorm
 

@@ -1,4 +1,4 @@
-"""Find the devices of this machine, and check the layer against NumPy in float64."""
+"""Find the devices of this machine, and compare the layer with NumPy in float64."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from .layer.batch_norm import SyncBatchNorm
 from .mxnet_private.arrays import array_of
 from .parallel.devices import Devices
 
-_DRIVER_TIMEOUT = 60  # seconds
 # Only the driver respects CUDA_VISIBLE_DEVICES and partitioned GPUs. A child process
 # asks it, because workers that are forked after CUDA starts cannot use CUDA.
 _COUNT_GPUS = """
@@ -37,11 +36,6 @@ def available_contexts() -> list[mx.Context]:
         ``[gpu(0), gpu(1), ...]``, or ``[cpu(0)]`` if there is no GPU or MXNet was built
         without CUDA.
 
-    Raises
-    ------
-    subprocess.TimeoutExpired
-        If the driver does not answer within a minute.
-
     Examples
     --------
     >>> from gluon_syncbn import available_contexts
@@ -51,31 +45,18 @@ def available_contexts() -> list[mx.Context]:
         return [mx.cpu(0)]
     command = [sys.executable, "-c", _COUNT_GPUS]
     # The child fails if there is no driver or no device.
-    found = subprocess.run(
-        command, capture_output=True, timeout=_DRIVER_TIMEOUT, check=False
-    )
+    found = subprocess.run(command, capture_output=True, timeout=60, check=False)
     count = int(found.stdout) if found.returncode == 0 else 0
     return [mx.gpu(k) for k in range(count)] or [mx.cpu(0)]
 
 
 # ---- Training steps of the layer, compared with the reference.
 
-MODES = "imperative", "hybridized"
-DTYPES = "float32", "float64"
-# The allowed error, relative to the largest value, in units of the dtype's epsilon.
-# Rounding errors are far smaller, and errors of unsynchronized statistics far larger.
-_BOUND = 100
 
+def check(contexts: Sequence[mx.Context], mode: str, dtype: str) -> dict[str, float]:
+    """Return the error of each result of a training step, or inf if it is not finite.
 
-class WrongResultError(Exception):
-    """A result differs from the reference by more than rounding explains."""
-
-
-def check(contexts: Sequence[mx.Context], mode: str, dtype: str) -> tuple[float, float]:
-    """Return the largest error of a training step on shards, and the allowed error.
-
-    Both are relative to each result's largest value. Raise WrongResultError for the
-    first wrong result.
+    Errors are relative to the largest value of the result.
     """
     rng = np.random.default_rng(0)
     shape = 7, 6, 9, 10  # seven rows split unevenly over two contexts
@@ -85,20 +66,14 @@ def check(contexts: Sequence[mx.Context], mode: str, dtype: str) -> tuple[float,
     x, dy, gamma = (array.astype(dtype) for array in arrays)
     layer = SyncBatchNorm(num_devices=len(contexts), timeout=60)
     results = step(layer, contexts, mode, (x, dy, gamma))
-    y, mean, var, _ = oracle_forward(x, gamma, np.zeros(gamma.shape))
+    y, mean, var, _ = reference_forward(x, gamma, np.zeros(gamma.shape))
     running = 0.1 * mean, 0.9 + 0.1 * var
-    expected_results = y, *oracle_backward(x, dy, gamma), *running
-    bound, worst = _BOUND * float(np.finfo(dtype).eps), 0.0
+    expected_results = y, *reference_backward(x, dy, gamma), *running
+    errors = {}
     for (name, result), expected in zip(results.items(), expected_results):
         error = abs(result - expected).max() / abs(expected).max()
-        if not error <= bound:  # also catches NaN
-            raise WrongResultError(
-                f"{name} is wrong on {' and '.join(map(str, contexts))}, {mode}, "
-                f"{dtype}: the difference from the float64 reference must be at most "
-                f"{bound:.2g} of the largest value, got {error:.2g}"
-            )
-        worst = max(worst, error)
-    return worst, bound
+        errors[name] = float(error) if np.isfinite(error) else np.inf
+    return errors
 
 
 def step(
@@ -119,10 +94,9 @@ def step(
         ys = devices.map(layer, xs)
     devices.map(lambda y, dy: y.backward(dy), ys, devices.split(dy))
     mx.nd.waitall()
-    dxs = [shard.grad for shard in xs]
     return {
         "y": np.concatenate([y.asnumpy() for y in ys]),
-        "dx": np.concatenate([dx.asnumpy() for dx in dxs]),
+        "dx": np.concatenate([shard.grad.asnumpy() for shard in xs]),
         "dgamma": sum(grad.asnumpy() for grad in layer.gamma.list_grad()),
         "dbeta": sum(grad.asnumpy() for grad in layer.beta.list_grad()),
         "the running mean": layer.running_mean.list_data()[-1].asnumpy(),
@@ -141,14 +115,12 @@ def reduction_axes(x: np.ndarray, axis: int) -> tuple[tuple[int, ...], list[int]
     return tuple(i for i in range(x.ndim) if i != axis), shape
 
 
-def oracle_forward(
+def reference_forward(
     x: Any, gamma: Any, beta: Any, axis: int = 1, eps: float = 1e-5
 ) -> tuple[np.ndarray, ...]:
     """Compute y = (x - mean) / sqrt(var + eps) * gamma + beta with the moments of `x`.
 
-    Returns
-    -------
-    y, mean, var, inv_std : float64 arrays; `var` is biased (divided by the count).
+    Return y, mean, the biased var, and 1 / sqrt(var + eps), all in float64.
     """
     x, gamma, beta = (np.asarray(v, np.float64) for v in (x, gamma, beta))
     axes, shape = reduction_axes(x, axis)
@@ -162,21 +134,14 @@ def oracle_forward(
     return y, mean, var, inv_std
 
 
-def oracle_backward(
+def reference_backward(
     x: Any, dy: Any, gamma: Any, axis: int = 1, eps: float = 1e-5
 ) -> tuple[np.ndarray, ...]:
-    """Compute the gradients of sum(y * dy) with y = oracle_forward(x, gamma, beta).
-
-    Returns
-    -------
-    dx, dgamma, dbeta : float64 arrays
-    """
-    dy = np.asarray(dy, np.float64)
-    gamma = np.asarray(gamma, np.float64)
+    """Return dx, dgamma and dbeta, the gradients of sum(y * dy), in float64."""
+    dy, gamma = np.asarray(dy, np.float64), np.asarray(gamma, np.float64)
     axes, shape = reduction_axes(dy, axis)
-    x_hat, _, _, inv_std = oracle_forward(
-        x, np.ones(gamma.shape), np.zeros(gamma.shape), axis, eps
-    )
+    ones, zeros = np.ones(gamma.shape), np.zeros(gamma.shape)
+    x_hat, _, _, inv_std = reference_forward(x, ones, zeros, axis, eps)
     dx_hat = dy * gamma.reshape(shape)
     mean_dx_hat = dx_hat.mean(axes).reshape(shape)
     mean_dx_hat_x_hat = (dx_hat * x_hat).mean(axes).reshape(shape)

@@ -1,42 +1,30 @@
-"""Monitor, which measures how long devices wait, without blocking them.
-
-Layers count the time that they wait. MXNet's engine writes the time when gradients are
-ready.
-"""
+"""Monitor, which measures how long devices wait, without blocking them."""
 
 from __future__ import annotations
 
-import collections
 import ctypes
 import time
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 
 import mxnet as mx
 
-from .arguments import check_block, check_type
+from .arguments import check_block
 from .layer.finding import synchronized_layers
 from .mxnet_private.arrays import push
 from .mxnet_private.parameters import contexts_of, data_of, gradients_of
 from .native.library import load
 
-_NEGLIGIBLE = 0.05  # a smaller fraction of the time needs no hint
 _pending_times: list = []  # the engine may still write to these
 
 
 class Monitor:
-    """Measurement of how long each device waits for data and for other devices.
-
-    It never blocks.
+    """Measurement of the time that devices wait for data and for each other.
 
     Parameters
     ----------
     net : mxnet.gluon.Block
         The net, with its SyncBatchNorm layers.
-
-    Raises
-    ------
-    TypeError
-        If `net` is not a Block.
 
     Examples
     --------
@@ -61,99 +49,72 @@ class Monitor:
         self._net = check_block("net", net)
         # These keep the native layers alive if blocks are converted or reverted.
         self._layers = [x._sync for x in synchronized_layers(net)]
-        self._pending = collections.deque()  # (asked, got, {device: finished}) by step
-        self._finished: dict = {}  # {device: the time when it finished its last step}
         self._begin()
 
     def data(self, batches: Iterable) -> Iterator:
-        """Yield the batches of an iterable such as a DataLoader.
-
-        A step ends when the next batch is requested.
-        """
-        types = Iterable, mx.gluon.data.Dataset
-        check_type("batches", batches, types, "an iterable")
-        asked = time.monotonic()
+        """Yield batches, as of a DataLoader; a request for the next one ends a step."""
+        asked, finished = time.monotonic(), self._finish_times()
         for batch in batches:
             got = time.monotonic()
+            for device, end in finished.items():
+                if end.value:  # a device that is still busy does not wait
+                    self._data[device] += max(0.0, got - max(asked, end.value))
             yield batch
-            self._pending.append((asked, got, self._finish_times()))
-            self._collect()
-            asked = time.monotonic()
+            self._steps += 1
+            asked, finished = time.monotonic(), self._finish_times()
 
     def report(self) -> str:
-        """Return a table of the time that each device waited since the last report.
-
-        A step that is not finished on all devices counts in the next report.
-        """
-        self._collect()
-        seconds = max(time.monotonic() - self._began, 1e-9)
-        data = {device: self._data[device] / seconds for device in self._devices()}
-        others = {device: collections.Counter() for device in data}
-        for (device, layer), total in self._waits().items():
-            before = self._before.get((device, layer), 0)
-            others[device][layer] += (total - before) / seconds
+        """Return a table of the time that each device waited since the last report."""
+        seconds, now = time.monotonic() - self._began, self._layer_waits()
+        others = {d: waits - self._before.get(d, Counter()) for d, waits in now.items()}
         lines = ["device  waits for data  for others  most of all in"]
         for device, layers in others.items():
-            longest = [f"{n} {part:.0%}" for n, part in layers.most_common(2) if part]
-            parts = f"{data[device]:14.0%}  {sum(layers.values()):10.0%}"
-            lines.append(f"{device:6}  {parts}  {', '.join(longest)}".rstrip())
-        hint = _hint(data, others)
+            for_data, for_others = self._data[device], sum(layers.values())
+            shares = f"{for_data / seconds:14.0%}  {for_others / seconds:10.0%}"
+            longest = [f"{n} {wait / seconds:.0%}" for n, wait in layers.most_common(2)]
+            lines.append(f"{device:6}  {shares}  {', '.join(longest)}".rstrip())
+        hint = _hint(self._data, others, negligible=0.05 * seconds)
         lines.append(f"{self._steps} steps in {seconds:.3g} s: {hint}")
         self._begin()
         return "\n".join(lines)
 
     def _begin(self):
-        self._began, self._before = time.monotonic(), self._waits()
-        self._steps, self._data = 0, collections.Counter()
+        self._began, self._before = time.monotonic(), self._layer_waits()
+        self._steps, self._data = 0, Counter()
 
-    def _collect(self):
-        """Count the steps that all devices have finished."""
-        while self._pending and all(t.value for t in self._pending[0][2].values()):
-            asked, got, finished = self._pending.popleft()
-            for device, end in finished.items():
-                # A device that is busy when the batch is requested waits less.
-                begin = max(asked, self._finished.get(device, 0))
-                self._data[device] += max(0.0, got - begin)
-                self._finished[device] = end.value
-            self._steps += 1
-
-    def _devices(self):
-        parameters = self._net.collect_params().values()
-        return sorted({str(c) for p in parameters for c in contexts_of(p)})
-
-    def _waits(self):
-        waits = load().gluon_syncbn_wait_seconds
-        return {
-            (device, layer.name): waits(layer.key, device)
-            for device in self._devices()
-            for layer in self._layers
-        }
+    def _layer_waits(self):
+        """Return {device: {layer: seconds since it was made}}."""
+        parameters, waits = self._net.collect_params().values(), {}
+        seconds = load().gluon_syncbn_wait_seconds
+        for device in sorted({str(c) for p in parameters for c in contexts_of(p)}):
+            found = {layer.name: seconds(layer.key, device) for layer in self._layers}
+            waits[device] = Counter(found)
+        return waits
 
     def _finish_times(self):
         """Return {device: time when its work is done}; 0 until the engine writes it."""
-        arrays = collections.defaultdict(list)
+        arrays, times = defaultdict(list), {}
         for parameter in self._net.collect_params().values():
             for array in (*data_of(parameter), *gradients_of(parameter)):
                 arrays[array.context].append(array)
-        times = {context: ctypes.c_double() for context in arrays}
         _pending_times[:] = [end for end in _pending_times if not end.value]
-        _pending_times.extend(times.values())
-        for context, end in times.items():
-            note = load().gluon_syncbn_note_time
-            push(note, ctypes.addressof(end), context, arrays[context])
-        return {str(context): end for context, end in times.items()}
+        for context, read in arrays.items():
+            times[str(context)] = end = ctypes.c_double()
+            _pending_times.append(end)
+            push(load().gluon_syncbn_note_time, ctypes.addressof(end), context, read)
+        return times
 
 
-def _hint(data, others):
+def _hint(data, others, negligible):
     """Return a sentence about the longest wait."""
     waits = {device: sum(layers.values()) for device, layers in others.items()}
     longest = max(waits.values(), default=0)
     for_data = max(data.values(), default=0)
-    if max(for_data, longest) < _NEGLIGIBLE:
+    if max(for_data, longest) < negligible:
         return "nothing holds the devices back for long"
     if for_data > longest:
         return "all wait for data: give the loader more workers or faster storage"
     slow = min(waits, key=lambda device: waits[device])
     awaited = slow if waits[slow] < longest / 2 else "each other"
-    layer = sum(others.values(), collections.Counter()).most_common(1)[0][0]
+    layer = sum(others.values(), Counter()).most_common(1)[0][0]
     return f"devices wait for {awaited}, most of all in {layer}"

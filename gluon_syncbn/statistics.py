@@ -93,9 +93,6 @@ def recompute_statistics(
     such calls are not counted. Another thread may call a parallel net, but not its
     children.
 
-    Sums are computed in float64. Besides the layer's rounding of each batch, a result
-    is rounded once, to the dtype of the running statistics.
-
     References
     ----------
     Wu and Johnson, Rethinking "Batch" in BatchNorm, arXiv:2105.07576, section 3.
@@ -132,11 +129,90 @@ def recompute_statistics(
             raise ValueError(
                 f"net must have a BatchNorm that is not frozen, got {name_of(net)}"
             )
-        run = _Run(net, list(layers.values()))
-        run.call_all(itertools.islice(batches, steps))
-        names = [layer.name for layer in layers.values()]
-    _check_all_ranks(names, run)
-    _write_statistics(layers.values(), run.moments)
+        batches = itertools.islice(batches, steps)
+        collected = _collect(net, list(layers.values()), batches)
+    _check_all_ranks(collected)
+    _write_statistics(collected)
+
+
+def _collect(net, layers, batches):
+    """Call the net on each batch; return {layer: moments} of the layers it calls."""
+    devices, axis = _devices_of(net)
+    collected: dict[Any, _Collected] = {}
+    for batch in _shared(batches):
+        shards = _split(net, batch, devices.contexts, axis)
+        with autograd.pause(train_mode=False):
+            _call(net, shards, devices, layers)
+        for layer in layers:
+            one = _collected_moments(layer.key)
+            if one:
+                earlier = collected.get(layer)
+                collected[layer] = earlier.merge(one) if earlier else one
+    return collected
+
+
+def _devices_of(net):
+    """Return the Devices of a net, and the axis along which batches are split."""
+    if is_parallel(net):
+        return net.devices, net.forward.batch_axis
+    found = map(contexts_of, net.collect_params().values())
+    contexts = list(dict.fromkeys(itertools.chain(*found)))
+    if not contexts:
+        raise RuntimeError(
+            f"{name_of(net)} is not initialized. Call net.initialize() first."
+        )
+    return Devices(contexts), 0
+
+
+def _split(net, batch, contexts, axis):
+    if isinstance(batch, mx.io.DataBatch):
+        batch = [array[: len(array) - (batch.pad or 0)] for array in batch.data]
+    elif isinstance(batch, (list, tuple)):
+        batch = batch[: count_inputs(net)]
+    else:
+        batch = [batch]
+    leaves = flatten(batch)
+    if len(contexts) > 1:
+        return Shards.split(batch, leaves, contexts, axis)
+    # One device accepts inputs of any type, and any number of rows except 0.
+    leaves = [_copy_to(leaf, contexts[0]) for leaf in leaves]
+    return Shards.as_is(rebuild(list(batch), iter(leaves)), *contexts)
+
+
+def _copy_to(leaf, context):
+    """Return a leaf of a batch, copied to the context if it is an array."""
+    if not isinstance(leaf, (mx.nd.NDArray, np.ndarray)):
+        return leaf
+    check_array(leaf)
+    if 0 in leaf.shape:
+        raise ValueError(f"a batch must have at least 1 row, got shape {leaf.shape}")
+    is_here = isinstance(leaf, mx.nd.NDArray)
+    return to_context(leaf, context) if is_here else array_of(leaf, context)
+
+
+def _call(net, shards, devices, layers):
+    """Call the net on all devices while its layers collect."""
+    started = itertools.count(1)
+
+    def collect(starts):
+        for layer in layers:
+            load().gluon_syncbn_collect(layer.key, starts)
+
+    def call(arguments):
+        number = next(started)
+        if number == 1:
+            mx.nd.waitall()  # else the layers would collect from pending work
+            collect(True)
+        net(*arguments)
+        if number == len(shards.contexts):
+            mx.nd.waitall()
+            collect(False)
+
+    try:
+        with restricted(layers, shards.contexts):
+            devices.map_first(call, shards.arguments)
+    finally:
+        collect(False)
 
 
 class _Collected(NamedTuple):
@@ -154,89 +230,6 @@ class _Collected(NamedTuple):
         m2 = self.m2 + other.m2 + delta**2 * self.size * weight
         return _Collected(self.is_unbiased, size, self.mean + delta * weight, m2)
 
-    def variance(self) -> np.ndarray:
-        # m2 is 0 where the divisor would be 0.
-        return self.m2 / max(1, self.size - self.is_unbiased)
-
-
-class _Run:
-    """Calls of the net on all batches, and the moments that its layers collect."""
-
-    def __init__(self, net: mx.gluon.Block, layers: list) -> None:
-        self._net, self._layers, self._axis = net, layers, 0
-        self.count = 0
-        self.moments: list = [None] * len(layers)
-        if is_parallel(net):
-            self._devices, self._axis = net.devices, net.forward.batch_axis
-            return
-        found = map(contexts_of, net.collect_params().values())
-        contexts = list(dict.fromkeys(itertools.chain(*found)))
-        if not contexts:
-            raise RuntimeError(
-                f"{name_of(net)} is not initialized. Call net.initialize() first."
-            )
-        self._devices = Devices(contexts)
-
-    def call_all(self, batches: Iterable) -> None:
-        """Call the net on each batch, wait for it, and collect its moments."""
-        for arguments in _check_counts(_report_errors(batches)):
-            with autograd.pause(train_mode=False):
-                self._call(self._split(arguments))
-            self.count += 1
-            for k, layer in enumerate(self._layers):
-                one, former = _collected_moments(layer.key), self.moments[k]
-                self.moments[k] = former.merge(one) if former and one else former or one
-
-    def _split(self, batch):
-        if isinstance(batch, mx.io.DataBatch):
-            batch = [array[: len(array) - (batch.pad or 0)] for array in batch.data]
-        elif isinstance(batch, (list, tuple)):
-            batch = batch[: count_inputs(self._net)]
-        else:
-            batch = [batch]
-        contexts = self._devices.contexts
-        if len(contexts) > 1:
-            leaves = flatten(batch)
-            return Shards.split(batch, leaves, contexts, self._axis)
-        # One device accepts inputs of any type, and any number of rows except 0.
-        leaves = [_copy_to(leaf, contexts[0]) for leaf in flatten(list(batch))]
-        return Shards.as_is(rebuild(list(batch), iter(leaves)), *contexts)
-
-    def _call(self, shards):
-        """Call the net on all devices while its layers collect."""
-        started = itertools.count(1)
-
-        def call(arguments):
-            number = next(started)
-            if number == 1:
-                mx.nd.waitall()  # else the layers would collect from pending work
-                self._collect(True)
-            self._net(*arguments)
-            if number == len(shards.contexts):
-                mx.nd.waitall()
-                self._collect(False)
-
-        try:
-            with restricted(self._layers, shards.contexts):
-                self._devices.map_first(call, shards.arguments)
-        finally:
-            self._collect(False)
-
-    def _collect(self, starts):
-        for layer in self._layers:
-            load().gluon_syncbn_collect(layer.key, starts)
-
-
-def _copy_to(leaf, context):
-    """Return a leaf of a batch, copied to the context if it is an array."""
-    if not isinstance(leaf, (mx.nd.NDArray, np.ndarray)):
-        return leaf
-    check_array(leaf)
-    if 0 in leaf.shape:
-        raise ValueError(f"a batch must have at least 1 row, got shape {leaf.shape}")
-    is_here = isinstance(leaf, mx.nd.NDArray)
-    return to_context(leaf, context) if is_here else array_of(leaf, context)
-
 
 def _collected_moments(key):
     """Return the moments that a layer has collected, or None if it had no batch."""
@@ -250,71 +243,65 @@ def _collected_moments(key):
     return _Collected(bool(is_unbiased), size, mean, m2)
 
 
-def _report_errors(batches):
-    """Yield the batches; report an error in their source to other processes."""
-    try:
-        yield from batches
-    except (Exception, KeyboardInterrupt) as error:
-        if world().size > 1:
-            reason = f"recompute_statistics raised {type(error).__name__}: {error}"
-            failures.end_waits(reason)
-            failures.give_up(reason)
-        raise
+def _shared(batches):
+    """Yield the batches; raise an error on all ranks if one rank has one.
 
-
-def _check_counts(batches):
-    """Yield the batches; raise ValueError on all ranks where some have one more."""
-    end = object()
-    for count in itertools.count():
-        batch = next(batches, end)
+    All ranks must have equally many batches, and at least one.
+    """
+    iterator, end, count = iter(batches), object(), 0
+    while True:
+        try:
+            batch = next(iterator, end)
+        except (Exception, KeyboardInterrupt) as error:
+            if world().size > 1:
+                reason = f"recompute_statistics raised {type(error).__name__}: {error}"
+                failures.end_waits(reason)
+                failures.give_up(reason)
+            raise
         has_batch = np.zeros(world().size)
         has_batch[world().rank] = batch is not end
         found = total("recompute_statistics, next batch", has_batch)
-        if not any(found):
-            return
         if not all(found):
-            raise ValueError(
-                "batches must be equally many on all ranks, got "
-                f"{count} on rank {found.index(0)} and more on rank {found.index(1)}"
-            )
+            break
         yield batch
-
-
-def _check_all_ranks(names, run):
-    """Raise an error on all ranks if one rank has a fault."""
-    faults = [*filter(None, map(_find_fault, names, run.moments))]
-    if not run.count:
-        faults = [
+        count += 1
+    if any(found):
+        raise ValueError(
+            f"batches must be equally many on all ranks, got {count} on rank "
+            f"{found.index(0)} and more on rank {found.index(1)}"
+        )
+    if count == 0:
+        raise ValueError(
             "batches must have at least one batch, got none. Was this generator or "
             "iterator used before? Call reset() on an NDArrayIter."
-        ]
-    elif not any(run.moments):
+        )
+
+
+def _check_all_ranks(collected):
+    """Raise ValueError on all ranks if one of them has a fault."""
+    faults = [
+        f"SyncBatchNorm '{layer.name}': the statistics of the batches must be finite. "
+        "Check the parameters and inputs. The running statistics are unchanged."
+        for layer, moments in collected.items()
+        if not np.isfinite([moments.mean, moments.m2]).all()
+    ]
+    if not collected:
         faults = ["net must call a BatchNorm that is not frozen, got no call"]
     for fault in allgather(faults, "recompute_statistics"):
         if fault:
             raise ValueError(fault[0])
 
 
-def _find_fault(name, collected):
-    """Return an error text if the result is not finite, else None."""
-    if not collected or np.isfinite([collected.mean, collected.m2]).all():
-        return None
-    return (
-        f"SyncBatchNorm '{name}': the statistics of the batches must be finite. Check "
-        "the parameters and inputs. The running statistics are unchanged."
-    )
-
-
-def _write_statistics(layers, found):
+def _write_statistics(collected):
     """Set the running statistics, which layers may share."""
-    merged: dict[Any, Any] = {}
-    for layer, one in zip(layers, found):
-        if one:
-            place = layer.running_mean, layer.running_var
-            merged[place] = merged[place].merge(one) if place in merged else one
+    merged: dict[Any, _Collected] = {}
+    for layer, moments in collected.items():
+        place = layer.running_mean, layer.running_var
+        merged[place] = merged[place].merge(moments) if place in merged else moments
     with autograd.pause(), DeferredSignals():
-        for parameters, one in merged.items():
-            values = one.mean, one.variance()
+        for parameters, (is_unbiased, size, mean, m2) in merged.items():
+            # m2 is 0 where the divisor would be 0.
+            values = mean, m2 / max(1, size - is_unbiased)
             for parameter, value in zip(parameters, values):
                 for data in data_of(parameter):
                     data[:] = value.astype(data.dtype)

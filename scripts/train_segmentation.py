@@ -33,8 +33,8 @@ def main():
     if arguments.distributed:
         distributed.init()
     if arguments.resume:
-        former, _, log = model.load(arguments.resume)
-        options = former + options
+        earlier, _, log = model.load(arguments.resume)
+        options = earlier + options
     args = parser.settings(options)
     name = Path(args.data_root or "digits").absolute().name
     default = Path("runs", f"{name}-{args.model}-{args.norm}")
@@ -43,8 +43,6 @@ def main():
         raise UserError(f"{folder} has a run: add --overwrite, --resume or --run-dir.")
     if len(log) >= args.epochs:
         raise UserError(f"The run in {folder} is finished: it has {len(log)} epochs.")
-    if any("\ud800" <= letter <= "\udfff" for letter in str(folder)):
-        raise UserError(f"MXNet cannot write to {folder!r} without LC_ALL=C.UTF-8.")
     folder.mkdir(parents=True, exist_ok=True)
     is_first = distributed.rank() == 0
     lock = FileLock(folder / ".lock", timeout=0) if is_first else nullcontext()

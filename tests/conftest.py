@@ -33,6 +33,11 @@ def pytest_runtest_setup(item):
         pytest.skip("bash scripts/test.sh --full runs it")
 
 
+def pytest_collection_modifyitems(items):
+    """Start the longest test first, so that no worker waits for it at the end."""
+    items.sort(key=lambda item: item.path.name != "test_native.py")
+
+
 @pytest.fixture(autouse=True)
 def short_timeout():
     """20 s instead of 300 s; afterwards no layer is left with a failure."""

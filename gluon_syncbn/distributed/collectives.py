@@ -7,6 +7,7 @@ and arrays, so no received data runs code.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import os
@@ -20,10 +21,10 @@ import numpy as np
 from mxnet import autograd
 from mxnet.gluon import Block
 
-from ..arguments import check_int, short_repr
+from ..arguments import check_block, check_int, short_repr
 from ..layer.batch_norm import SyncBatchNorm
 from ..mxnet_private.arrays import array_of
-from ..mxnet_private.blocks import children_of, parameters_by_place
+from ..mxnet_private.blocks import names_in, parameters_by_place
 from ..mxnet_private.parameters import data_of, is_deferred, when_initialized
 from ..native import failures
 from ..native.library import load
@@ -153,8 +154,8 @@ def broadcast_parameters(net: Any, root: int = 0, timeout: float | None = None) 
     wait_seconds(timeout)
     if world().size == 1:
         return
-    cure = "Make nets and layers in the same order on all ranks, or give them prefixes."
-    check_equal("nets", _description(net), cure, root, timeout)
+    fix = "Make nets and layers in the same order on all ranks, or give them prefixes."
+    check_equal("nets", _description(net), fix, root, timeout)
     for parameter in parameters:
         if not data_of(parameter) and not is_deferred(parameter):
             raise RuntimeError(
@@ -186,7 +187,7 @@ def check_parameters(net: Any) -> list:
 
 
 def check_equal(
-    what: str, lines: list, cure: str, root: int = 0, timeout: float | None = None
+    what: str, lines: list, fix: str, root: int = 0, timeout: float | None = None
 ) -> None:
     """Raise ValueError on all ranks if a rank's lines of text differ from `root`'s."""
     everyone = allgather(lines, f"comparison of {what}", timeout)
@@ -196,29 +197,26 @@ def check_equal(
             if line != expected:
                 raise ValueError(
                     f"{what} must be equal on all ranks, got {expected} on rank {root} "
-                    f"and {line} on rank {rank}. {cure}"
+                    f"and {line} on rank {rank}. {fix}"
                 )
 
 
 def _description(net):
     """Return the lines of text that must be equal on all ranks, in equal order."""
     if not isinstance(net, Block):
-        return [_words(parameter) for parameter in check_parameters(net)]
+        return [_describe(parameter) for parameter in check_parameters(net)]
     found = parameters_by_place(net)
-    lines = [f"{_words(parameter)} at {place}" for place, parameter in found.items()]
-    return lines + list(_layers(net, ""))
+    lines = [f"{_describe(parameter)} at {place}" for place, parameter in found.items()]
+    return lines + [
+        f"the layer '{block._sync.shared_name}' at {place}"
+        for block, place in names_in(net).items()
+        if isinstance(block, SyncBatchNorm)
+    ]
 
 
-def _words(parameter):
+def _describe(parameter):
     shape = parameter.shape if data_of(parameter) else "not known yet"
     return f"{parameter.name} ({parameter.dtype}, shape {shape})"
-
-
-def _layers(block, place):
-    if isinstance(block, SyncBatchNorm):
-        yield f"the layer '{block._sync.shared_name}' at {place[:-1]}"
-    for name, child in children_of(block).items():
-        yield from _layers(child, f"{place}{name}.")
 
 
 def _copy(parameters, root, name, timeout):
@@ -233,3 +231,74 @@ def _copy(parameters, root, name, timeout):
         with autograd.pause():
             for parameter, value in zip(parameters, values):
                 parameter.set_data(array_of(value, mx.cpu()))
+
+
+# ---- Replicas.
+
+
+def check_replicas(net: mx.gluon.Block) -> None:
+    """Check that all devices and processes have identical parameters.
+
+    Parameters and running statistics are compared bit by bit. All processes must call
+    this function, which waits for pending work. Parameters are identical if every
+    device applies the same gradients. Running statistics are identical only if each
+    layer is synchronized over all devices and processes.
+
+    Parameters
+    ----------
+    net : mxnet.gluon.Block
+        The net, parallel or not. Parameters that are not initialized are skipped.
+
+    Raises
+    ------
+    ValueError
+        In all processes, if there is a difference. The text names the first parameter
+        that differs, and the contexts or ranks.
+    mxnet.MXNetError
+        If not all processes call this function within the timeout. The text names the
+        missing ranks.
+
+    Examples
+    --------
+    >>> from gluon_syncbn import check_replicas
+    >>> import mxnet as mx
+    >>> net = mx.gluon.nn.Dense(1, in_units=1, prefix="dense_")
+    >>> net.initialize(mx.init.One(), ctx=[mx.cpu(0), mx.cpu(1)])
+    >>> check_replicas(net)
+    >>> net.weight.data(mx.cpu(1))[:] = 3
+    >>> check_replicas(net)
+    Traceback (most recent call last):
+    ...
+    ValueError: parameter 'dense_weight' differs between cpu(0) and cpu(1), by up to 2.0
+    """
+    check_block("net", net)
+    mx.nd.waitall()
+    found = {n: p for n, p in net.collect_params().items() if data_of(p)}
+    faults = itertools.starmap(_difference_of_contexts, found.items())
+    for fault in allgather(next(filter(None, faults), ""), "check_replicas"):
+        if fault:
+            raise ValueError(fault)
+    lines = [f"'{name}' {_digest(data_of(p)[0])}" for name, p in found.items()]
+    check_equal("parameters", lines, "Call distributed.broadcast_parameters(net).")
+
+
+def _difference_of_contexts(name, parameter):
+    """Return an error text if a parameter differs between contexts, else None."""
+    first, *others = data_of(parameter)
+    expected = first.asnumpy()
+    for other in others:
+        value = other.asnumpy()
+        if value.tobytes() != expected.tobytes():
+            difference = np.abs(value.astype("f8") - expected.astype("f8")).max()
+            rank = f" on rank {world().rank}" if world().size > 1 else ""
+            return (
+                f"parameter '{name}' differs between {first.context} and "
+                f"{other.context}{rank}, by up to {difference}"
+            )
+    return None
+
+
+def _digest(array):
+    value = array.asnumpy()
+    digest = hashlib.sha256(value.tobytes()).hexdigest()
+    return f"({value.dtype}, shape {value.shape}, SHA-256 {digest[:16]}...)"

@@ -127,8 +127,6 @@ class Trainer(mx.gluon.Trainer):
 
         Raises
         ------
-        TypeError
-            If `batch_size` is not a number, or `ignore_stale_grad` is not a bool.
         ValueError
             If `batch_size` is negative, infinite or NaN, or 0 in all processes; or if
             ranks differ in the trainer, its settings or the frozen parameters. The text
@@ -160,8 +158,8 @@ class Trainer(mx.gluon.Trainer):
         self._total, *sums = total("Trainer.step", [*own, *is_fresh])
         digests, is_fresh = np.split(sums, [world().size])
         if len({*digests}) > 1:
-            cure = "Step the same trainer with the same settings on all ranks."
-            check_equal("steps", description, cure)
+            fix = "Step the same trainer with the same settings on all ranks."
+            check_equal("steps", description, fix)
         fresh = zip(self._in_order_of_forward, is_fresh)
         self._fresh = [parameter for parameter, ranks in fresh if ranks]
         if world().size == 1:
@@ -175,8 +173,7 @@ class Trainer(mx.gluon.Trainer):
     def _update(self, ignore_stale_grad=False):
         if ignore_stale_grad:
             for parameter in self._fresh:
-                for data in data_of(parameter):
-                    mark_fresh([data])
+                mark_fresh(data_of(parameter))
         self._fresh = []
         super()._update(ignore_stale_grad)
 

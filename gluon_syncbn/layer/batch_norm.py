@@ -6,20 +6,13 @@ The block has the parameters and checks its inputs. The operator computes and ex
 from __future__ import annotations
 
 import itertools
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Sequence
 
 import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import nn
 
-from ..arguments import (
-    check_bool,
-    check_int,
-    check_type,
-    comma_list,
-    pluralize,
-    suggest_keywords,
-)
+from ..arguments import check_bool, check_int, check_type, comma_list, suggest_keywords
 from ..compat import IS_GLUON_2
 from ..mxnet_private.arrays import make_plain
 from ..mxnet_private.blocks import call_with_parameters, current_trace, is_traced
@@ -27,13 +20,7 @@ from ..mxnet_private.parameters import contexts_of
 from ..native import failures
 from .graphs import guarded, plain_gradient, watch_graphs
 from .masking import MaskedElements, check_mask
-from .synchronization import (
-    Settings,
-    Synchronization,
-    apply_activation,
-    check_activation,
-    check_numbers,
-)
+from .synchronization import Settings, Synchronization, apply_activation, check_numbers
 
 _INITIALIZERS = (str, dict, mx.init.Initializer, type(None))
 
@@ -48,9 +35,8 @@ class SyncBatchNorm(nn.BatchNorm):
     computed over all elements of that channel on all devices. Shards may have different
     sizes. In inference the layer uses its running statistics and does not synchronize.
     Parameters have the names and shapes of :class:`mxnet.gluon.nn.BatchNorm`, so
-    parameter files are interchangeable.
-
-    :func:`make_parallel` and :func:`convert_sync_batchnorm` convert existing nets.
+    parameter files are interchangeable. :func:`make_parallel` and
+    :func:`convert_sync_batchnorm` convert existing nets.
 
     Parameters
     ----------
@@ -98,9 +84,7 @@ class SyncBatchNorm(nn.BatchNorm):
         "leaky_relu" and "identity" also save memory: backward reconstructs the
         normalized values from the output, so MXNet frees the input after forward. Do
         not write to such an output before backward. A layer keeps a copy of its input
-        if the values of a channel cannot be reconstructed exactly: if \|gamma\| is
-        below \|beta\| / 8 or near the end of the dtype's range, or the variance is far
-        below epsilon.
+        if the values of a channel cannot be reconstructed exactly.
     slope : float or None, default None
         Factor of negative values for "leaky_relu". None means 0.01.
     nonfinite : "propagate", "skip" or "raise", default "propagate"
@@ -122,17 +106,12 @@ class SyncBatchNorm(nn.BatchNorm):
           padding: they do not contribute to statistics and gradients, and their outputs
           and gradients are 0.
 
-    Outputs
-        - **out**: an array with the shape and dtype of `data`.
-
     Raises
     ------
-    TypeError
-        If an argument has a wrong type, or `data` is not an NDArray or Symbol.
-    ValueError
-        If an argument has a wrong value, or `data` has another number of channels. A
-        training call also raises it if the layer is initialized on fewer contexts than
-        `num_devices`, or `group` does not contain the rank of this process.
+    TypeError, ValueError
+        If an argument or `data` is wrong. A training call also raises ValueError if the
+        layer is initialized on fewer contexts than `num_devices`, or `group` does not
+        contain the rank of this process.
     mxnet.MXNetError
         At the next wait for a result, if not all devices call the layer within the
         timeout, or they disagree about channels, dtype, axis, epsilon or num_devices.
@@ -142,9 +121,8 @@ class SyncBatchNorm(nn.BatchNorm):
     Notes
     -----
     Every forward call in training mode updates the running statistics, recorded or not.
-    (MXNet's BatchNorm updates them in backward. If a layer is used twice in a step, the
-    two updates have another order there.) Each device has the gradients of gamma and
-    beta for its shard. A Trainer sums them over devices, as for every parameter.
+    Each device has the gradients of gamma and beta for its shard. A Trainer sums them
+    over devices, as for every parameter.
 
     `contrib.amp` runs custom operators in float32. For float16 call
     ``net.cast('float16')``, which does not change this layer's parameters from float32.
@@ -197,9 +175,10 @@ class SyncBatchNorm(nn.BatchNorm):
         check_bool("center", center)
         check_bool("scale", scale)
         check_bool("use_global_stats", use_global_stats)
-        others = num_devices, unbiased_running_var, timeout, group, nonfinite
-        settings = Settings(*others).validate()
-        built_in = check_activation(activation, slope)
+        settings = Settings(
+            *(num_devices, unbiased_running_var, timeout, group, nonfinite),
+            *(activation, slope),
+        ).validate()
         initializers = {
             "beta_initializer": beta_initializer,
             "gamma_initializer": gamma_initializer,
@@ -220,12 +199,12 @@ class SyncBatchNorm(nn.BatchNorm):
             **kwargs,
         )
         name = f"batchnorm{next(_name_numbers)}" if IS_GLUON_2 else self.name
-        self._sync = Synchronization(name, settings, built_in)
+        self._sync = Synchronization(name, settings)
 
     @property
     def activation(self) -> str | None:
         """The name of the built-in activation, or None."""
-        return self._sync.activation.name
+        return self._sync.settings.activation
 
     def _alias(self):
         # The default prefix is a BatchNorm's, so that parameters get the same names.
@@ -272,16 +251,26 @@ class SyncBatchNorm(nn.BatchNorm):
             self._check_channels(x)
             raise
 
-    def _compute(self, F: Any, x: Any, mask: Any = None, **parameters: Any) -> Any:
+    def _compute(
+        self,
+        F: Any,
+        x: Any,
+        mask: Any = None,
+        *,
+        gamma: Any,
+        beta: Any,
+        running_mean: Any,
+        running_var: Any,
+    ) -> Any:
         """Compute arrays, or make symbols; Gluon 1 calls this `hybrid_forward`."""
-        operands = _Operands(x, **parameters)
+        operands = [x, gamma, beta, running_mean, running_var]
         is_np, masked = IS_GLUON_2 or mx.util.is_np_array(), None
         if is_np:
-            operands = _Operands(*(o.as_nd_ndarray() for o in operands))
+            operands = [operand.as_nd_ndarray() for operand in operands]
             mask = None if mask is None else mask.as_nd_ndarray()
         if mask is not None:
-            masked = MaskedElements(F, operands.x, mask, self._kwargs["axis"])
-            operands = operands._replace(x=masked.valid_first())
+            masked = MaskedElements(F, operands[0], mask, self._kwargs["axis"])
+            operands[0] = masked.valid_first()
         if self._kwargs["use_global_stats"]:
             y = self._frozen_forward(F, operands, masked)
         else:
@@ -314,7 +303,7 @@ class SyncBatchNorm(nn.BatchNorm):
     def _frozen_forward(self, F, operands, masked):
         axis = self._kwargs["axis"] if masked is None else -1
         y = F.BatchNorm(*operands, name="fwd", **{**self._kwargs, "axis": axis})
-        return apply_activation(F, y, self._sync.activation)
+        return apply_activation(F, y, self._sync.settings)
 
     def _synchronized_forward(self, F, operands, masked):
         x, *parameters = operands
@@ -346,8 +335,8 @@ class SyncBatchNorm(nn.BatchNorm):
             raise ValueError(
                 f"SyncBatchNorm '{self.name}': num_devices must be at most "
                 f"{len(contexts)}, because the layer is initialized on "
-                f"{comma_list(contexts)}, got {expected}. Initialize it on "
-                f"{pluralize(expected, 'context')}, or leave num_devices out."
+                f"{comma_list(contexts)}, got {expected}. Initialize it on {expected} "
+                "contexts, or leave num_devices out."
             )
         shared = [c for c in failures.here.contexts if c in contexts]
         if expected == 1 < len(shared):
@@ -359,22 +348,13 @@ class SyncBatchNorm(nn.BatchNorm):
             )
 
     def __repr__(self):
-        text = super().__repr__()
-        activation, slope = self._sync.activation
-        text = f"{text[:-1]}, num_devices={self._sync.settings.num_devices}"
-        if activation is not None:
-            text += f", activation={activation!r}"
-        if slope is not None:
-            text += f", slope={slope}"
+        settings = self._sync.settings
+        text = f"{super().__repr__()[:-1]}, num_devices={settings.num_devices}"
+        if settings.activation is not None:
+            text += f", activation={settings.activation!r}"
+        if settings.slope is not None:
+            text += f", slope={settings.slope}"
         return f"{text})"
 
 
 _name_numbers = itertools.count()
-
-
-class _Operands(NamedTuple):
-    x: Any
-    gamma: Any
-    beta: Any
-    running_mean: Any
-    running_var: Any

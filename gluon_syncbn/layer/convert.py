@@ -27,8 +27,6 @@ from . import finding
 from .batch_norm import SyncBatchNorm
 from .finding import CONTRIB, Norm
 from .synchronization import (
-    NO_ACTIVATION,
-    RELU,
     ActivatedBatchNorm,
     Settings,
     Synchronization,
@@ -86,7 +84,7 @@ def convert_sync_batchnorm(
     -----
     UserWarning
         If the net has no batch normalization, or has some that cannot be converted.
-        One warning lists these: layers of a subclass with methods of its own, nodes of
+        One warning lists these: layers of a subclass that defines methods, nodes of
         a SymbolBlock whose mean or variance is read or whose parameters are computed,
         and running statistics without a layer, because a block calls F.BatchNorm or has
         layers in a list.
@@ -123,8 +121,6 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
 
     Raises
     ------
-    TypeError
-        If `net` is not a Block.
     ValueError
         If a SymbolBlock in `net` normalizes with a mask, which BatchNorm does not
         accept. The net is unchanged then.
@@ -173,17 +169,11 @@ def freeze_statistics(net: mx.gluon.Block, frozen: bool = True) -> mx.gluon.Bloc
     frozen : bool, default True
         False unfreezes all layers, including those made with ``use_global_stats=True``.
 
-    Raises
-    ------
-    TypeError
-        If `net` is not a Block, or `frozen` is not a bool.
-
     Warns
     -----
     UserWarning
-        If there is nothing to freeze, or some layers may not change: layers of a
-        subclass with methods of its own, and running statistics without a layer,
-        because a block calls F.BatchNorm or has layers in a list.
+        If there is nothing to freeze, or with the names of layers that may not change,
+        see :func:`convert_sync_batchnorm`.
 
     Notes
     -----
@@ -206,12 +196,12 @@ def freeze_statistics(net: mx.gluon.Block, frozen: bool = True) -> mx.gluon.Bloc
     frozen = check_bool("frozen", frozen)
     norms = _norms_to_change(net)
     mx.nd.waitall()
-    for norm in norms:
+    changed = [norm for norm in norms if norm.layer is not None]
+    for norm in changed:
         settings_of(norm.layer)["use_global_stats"] = frozen
-    _apply(norms)
+    _apply(changed)
     verb = "freeze" if frozen else "unfreeze"
-    unknown = [norm for norm in norms if finding.own_methods(norm.layer)]
-    unknown += finding.norms_without_layer(net, norms)
+    unknown = [n for n in norms if n.layer is None or finding.own_methods(n.layer)]
     if unknown:
         warn(f"freeze_statistics may not {verb} {comma_list(unknown)}")
     elif not norms:
@@ -222,13 +212,11 @@ def freeze_statistics(net: mx.gluon.Block, frozen: bool = True) -> mx.gluon.Bloc
 def convert(net: mx.gluon.Block, settings: Settings) -> list[Norm]:
     """Convert a net and return all its batch normalizations."""
     norms = _norms_to_change(net)
-    chosen = [norm for norm in norms if not norm.reason]
-    _synchronize(chosen, settings)
-    found = norms + finding.norms_without_layer(net, norms)
-    remaining = [norm for norm in found if norm.reason]
+    _synchronize([norm for norm in norms if not norm.reason], settings)
+    remaining = [norm for norm in norms if norm.reason]
     if remaining:
         warn(f"these batch normalizations stay unsynchronized: {comma_list(remaining)}")
-    return found
+    return norms
 
 
 @contextmanager
@@ -237,14 +225,12 @@ def synchronized(net: mx.gluon.Block) -> Iterator[list[Norm]]:
 
     Frozen layers and SyncBatchNorm layers do not change.
     """
-    norms = _norms_to_change(net)
-    without_layer = finding.norms_without_layer(net, norms)
-    norms = [norm for norm in norms if not norm.is_frozen()]
+    norms = [norm for norm in _norms_to_change(net) if not norm.is_frozen()]
     plain = [n for n in norms if not (n.reason or isinstance(n.layer, SyncBatchNorm))]
     saved = [(n.layer, type(n.layer), dict(vars(n.layer))) for n in plain]
     try:
         _synchronize(plain, Settings())
-        yield norms + without_layer
+        yield norms
     finally:
         for layer, cls, attributes in saved:
             if isinstance(layer, SyncBatchNorm):
@@ -302,6 +288,7 @@ def _convert_layer(norm, settings):
     """Convert a layer; return True if its graphs must be remade."""
     layer = norm.layer
     _set_fixed_gamma(layer)
+    settings = settings._replace(**_activation_of(layer))
     if isinstance(layer, SyncBatchNorm):
         sync = layer._sync
         # A node may share its state with the block from which it was exported.
@@ -309,34 +296,42 @@ def _convert_layer(norm, settings):
             sync.settings = settings
             sync.update(layer.contexts(), settings_of(layer), restarts=True)
             return False
-        values = sync.activation, sync.original
+        original = sync.original
     else:
-        # MXNet before 1.8 has no layer with a ReLU.
-        activation = RELU if getattr(layer, "fuse_relu", False) else NO_ACTIVATION
-        if isinstance(layer, ActivatedBatchNorm):
-            activation = vars(layer).pop("_applied")
-        values = activation, (type(layer), settings_of(layer))
+        original = type(layer), settings_of(layer)
+        if isinstance(layer, (ActivatedBatchNorm, CONTRIB)):
+            original = nn.BatchNorm, {}
         _keep_settings(layer)
         layer.__class__ = SyncBatchNorm
-    layer._sync = Synchronization(norm.name, settings, *values)
+    layer._sync = Synchronization(norm.name, settings, original)
     return True
 
 
-def _revert_layer(block):
-    _set_fixed_gamma(block)
-    original, former = nn.BatchNorm, {}
-    if isinstance(block, SyncBatchNorm):
-        sync = vars(block).pop("_sync")
+def _activation_of(layer):
+    if isinstance(layer, SyncBatchNorm):
+        settings = layer._sync.settings
+    elif isinstance(layer, ActivatedBatchNorm):
+        settings = layer._applied
+    else:  # MXNet before 1.8 has no layer with a ReLU
+        has_relu = getattr(layer, "fuse_relu", False)
+        settings = Settings(activation="relu" if has_relu else None)
+    return {"activation": settings.activation, "slope": settings.slope}
+
+
+def _revert_layer(layer):
+    _set_fixed_gamma(layer)
+    original, settings = nn.BatchNorm, {}
+    if isinstance(layer, SyncBatchNorm):
+        sync = vars(layer).pop("_sync")
         sync.release()
-        if sync.original is not None and sync.original[0] is not CONTRIB:
-            original, former = sync.original
-        elif sync.activation.name is not None:
-            original, block._applied = ActivatedBatchNorm, sync.activation
-        # Later changes of settings stay; GluonCV freezes statistics this way.
-        set_settings(block, {**former, **settings_of(block)})
+        original, settings = sync.original
+        if original is nn.BatchNorm and sync.settings.activation is not None:
+            original, layer._applied = ActivatedBatchNorm, sync.settings
     else:
-        _keep_settings(block)
-    block.__class__ = original
+        _keep_settings(layer)
+    # Later changes of settings stay; GluonCV freezes statistics this way.
+    set_settings(layer, {**settings, **settings_of(layer)})
+    layer.__class__ = original
 
 
 def _keep_settings(block):

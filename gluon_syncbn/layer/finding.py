@@ -15,25 +15,8 @@ import numpy as np
 from mxnet.gluon import HybridBlock, SymbolBlock, nn
 
 from ..compat import IS_GLUON_2
-from ..mxnet_private.blocks import (
-    BatchNormBase,
-    blocks_of,
-    graph_of,
-    has_graph,
-    names_in,
-    set_graph,
-    set_parameter,
-    set_settings,
-    settings_of,
-)
-from ..mxnet_private.graphs import (
-    INPUT,
-    input_names,
-    nodes_of,
-    rewrite,
-    symbols_of,
-    used_outputs,
-)
+from ..mxnet_private import blocks, graphs
+from ..mxnet_private.blocks import BatchNormBase, settings_of
 from .batch_norm import SyncBatchNorm
 from .graphs import is_guard, is_ours
 from .synchronization import ActivatedBatchNorm, Synchronization
@@ -63,32 +46,30 @@ class Norm(NamedTuple):
 
     def is_frozen(self) -> bool:
         """Return True if the layer uses its running statistics in training also."""
-        return bool(settings_of(self.layer)[_FROZEN])
+        return self.layer is not None and bool(settings_of(self.layer)[_FROZEN])
 
     def __str__(self) -> str:
         return f"{self.name} ({self.reason})" if self.reason else self.name
 
 
 def norms_of(net: mx.gluon.Block) -> list[Norm]:
-    """Return the batch normalizations of a net, including `net` itself."""
-    found = []
-    for block, name in names_in(net).items():
+    """Return the batch normalizations of a net, including `net` itself.
+
+    The names of parameters show further ones, which have no layer.
+    """
+    found, names = [], blocks.names_in(net)
+    for block, name in names.items():
         if isinstance(block, SymbolBlock):
             found += _source_of(block).norms.values()
         elif isinstance(block, BatchNormBase):
             methods = ", ".join(own_methods(block))
             reason = f"{type(block).__name__} defines {methods}" if methods else ""
             found.append(Norm(name, block, reason))
-    return found
-
-
-def norms_without_layer(net: mx.gluon.Block, norms: Iterable[Norm]) -> list[Norm]:
-    """Return the batch normalizations that only the names of parameters show."""
-    known = {norm.layer.running_mean for norm in norms}
+    known = {norm.layer.running_mean for norm in found}
     reason = "a block calls F.BatchNorm, or has a layer in a list"
-    return [
+    return found + [
         Norm(f"{place}.{name}" if IS_GLUON_2 else name, None, reason)
-        for block, place in names_in(net).items()
+        for block, place in names.items()
         for name, parameter in block.params.items()
         if name.endswith(("running_mean", "moving_mean")) and parameter not in known
     ]
@@ -96,17 +77,13 @@ def norms_without_layer(net: mx.gluon.Block, norms: Iterable[Norm]) -> list[Norm
 
 def synchronized_layers(net: mx.gluon.Block) -> list:
     """Return all SyncBatchNorm layers of a net, including `net` itself."""
-    layers = [norm.layer for norm in norms_of(net)]
-    return [layer for layer in layers if isinstance(layer, SyncBatchNorm)]
+    return [n.layer for n in norms_of(net) if isinstance(n.layer, SyncBatchNorm)]
 
 
 def unsynchronized_layers(net: mx.gluon.Block) -> list[str]:
     """Return the names of MXNet's own batch normalizations that train statistics."""
-    return [
-        norm.name
-        for norm in norms_of(net)
-        if not isinstance(norm.layer, SyncBatchNorm) and not norm.is_frozen()
-    ]
+    norms = [norm for norm in norms_of(net) if not norm.is_frozen()]
+    return [n.name for n in norms if not isinstance(n.layer, SyncBatchNorm)]
 
 
 def dividing_operators(net: mx.gluon.Block, outputs: Iterable) -> list[str]:
@@ -115,16 +92,17 @@ def dividing_operators(net: mx.gluon.Block, outputs: Iterable) -> list[str]:
     On several devices this is the number of one device. `outputs` are recorded arrays
     of one device.
     """
-    blocks = [block for block in blocks_of(net) if isinstance(block, HybridBlock)]
-    graphs = [graph_of(block) for block in blocks if has_graph(block)]
-    nodes = [node for graph in graphs + symbols_of(outputs) for node in nodes_of(graph)]
-    found = {
+    hybrid = [b for b in blocks.blocks_of(net) if isinstance(b, HybridBlock)]
+    found = [blocks.graph_of(block) for block in hybrid if blocks.has_graph(block)]
+    found += graphs.symbols_of(outputs)
+    nodes = [node for graph in found for node in graphs.nodes_of(graph)]
+    names = {
         f"{node['op']} {node['name']}": None
         for node in nodes
         if node["attrs"].get("normalization") in ("batch", "valid")
         or node["op"] == "IdentityAttachKLSparseReg"
     }
-    return list(found)
+    return list(names)
 
 
 def own_methods(block: mx.gluon.Block) -> list[str]:
@@ -166,7 +144,7 @@ class _Source:
 
 def _source_of(block):
     source = vars(block).get("_source")
-    if source is None or source.made is not graph_of(block):
+    if source is None or source.made is not blocks.graph_of(block):
         source = block._source = _read(block)
     elif source.keys != source.current_keys():  # the block is a copy
         remake_graph(block)
@@ -174,13 +152,13 @@ def _source_of(block):
 
 
 def _read(block):
-    graph = graph_of(block)
-    nodes, used, by_key = nodes_of(graph), used_outputs(graph), {}
+    graph = blocks.graph_of(block)
+    nodes, used, by_key = graphs.nodes_of(graph), graphs.used_outputs(graph), {}
     source = _Source(graph, graph)
     for number, node in enumerate(nodes):
         if node["op"] not in _OPERATORS and not is_ours(node):
             continue
-        inputs = input_names(nodes, node)
+        inputs = graphs.input_names(nodes, node)
         inputs = inputs[1:3] + inputs[-2:]
         key = node["attrs"].get("layer_key", number)  # a layer may be used twice
         if key not in by_key:
@@ -191,8 +169,9 @@ def _read(block):
         if node["op"] in _OPERATORS and used[number] != {0}:
             reason = "its mean or variance is read"
         name = layer._sync.name if is_ours(node) else _prefix(node)
-        former = source.norms.get(layer)
-        is_masked = _is_masked(node) or bool(former and former.is_masked)
+        is_masked = node["attrs"].get("masked") in _TRUE
+        if layer in source.norms:
+            is_masked = is_masked or source.norms[layer].is_masked
         source.norms[layer] = Norm(name, layer, reason, block, is_masked)
     source.keys = source.current_keys()
     return source
@@ -218,66 +197,54 @@ def _layer_of(node, inputs, parameters):
             "fix_gamma": attributes.get("fix_gamma", "True") in _TRUE,
             _FROZEN: _is_frozen(node),
         }
-    set_settings(layer, {**settings_of(layer), **settings})
+    blocks.set_settings(layer, {**settings_of(layer), **settings})
     for name, source in zip(_PARAMETERS, inputs):
         if source in parameters:
-            set_parameter(layer, name, parameters[source])
+            blocks.set_parameter(layer, name, parameters[source])
     return layer
 
 
 def remake_graph(block: SymbolBlock) -> None:
     """Make the graph of a SymbolBlock from its layers."""
     source = block._source
-    nodes, layers = nodes_of(source.graph), source.layers
-    replaced = {
-        number
+    nodes, layers = graphs.nodes_of(source.graph), source.layers
+    changes = {
+        number: _change(nodes[number], source.norms[layer])
         for number, layer in layers.items()
-        if not source.norms[layer].reason and _is_replaced(nodes[number], layer)
     }
+    replaced = {number for number, change in changes.items() if change is None}
     ours = {number for number in replaced if is_ours(nodes[number])}
     before = {nodes[number]["inputs"][0][0] for number in ours}
 
-    updated = {
-        number: _new_attributes(nodes[number], layer)
-        for number, layer in layers.items()
-        if number not in replaced
-    }
-
     def replace(number, node):
         if number in replaced:
-            data = mx.sym.var(INPUT)
+            data = mx.sym.var(graphs.INPUT)
             return layers[number](data.as_np_ndarray() if is_np else data)
-        node["attrs"].update(updated.get(number, {}))
+        node["attrs"].update(changes.get(number, {}))
         follows = bool(node["inputs"]) and node["inputs"][0][0] in ours
         if is_guard(node) and (number in before or follows):
-            return mx.sym.var(INPUT)
+            return mx.sym.var(graphs.INPUT)
         return None
 
     source.made, is_np = source.graph, mx.util.is_np_array()
-    if replaced or any(updated.values()):
-        source.made = rewrite(source.graph, replace)
+    if any(change != {} for change in changes.values()):
+        source.made = graphs.rewrite(source.graph, replace)
     source.keys = source.current_keys()
-    set_graph(block, source.made)
+    blocks.set_graph(block, source.made)
 
 
-def _new_attributes(node, layer):
-    """Return the attributes that change in a node that is not replaced."""
-    if not is_ours(node):
-        is_frozen = settings_of(layer)[_FROZEN]
-        return {} if is_frozen == _is_frozen(node) else {_FROZEN: str(is_frozen)}
-    layer._sync.update(layer.contexts(), settings_of(layer))
-    layer._sync.keep()
-    return {"layer_key": layer.key}
-
-
-def _is_replaced(node, layer):
-    if not is_ours(node):
-        return type(layer) is not _OPERATORS[node["op"]]
-    return type(layer) is not SyncBatchNorm or settings_of(layer)[_FROZEN]
-
-
-def _is_masked(node):
-    return node["attrs"].get("masked") in _TRUE
+def _change(node, norm):
+    """Return a node's new attributes, or None if the layer makes another node."""
+    layer, is_frozen = norm.layer, settings_of(norm.layer)[_FROZEN]
+    if is_ours(node):
+        if type(layer) is not SyncBatchNorm or is_frozen:
+            return None
+        layer._sync.update(layer.contexts(), settings_of(layer))
+        layer._sync.keep()
+        return {"layer_key": layer.key}
+    if not norm.reason and type(layer) is not _OPERATORS[node["op"]]:
+        return None
+    return {} if is_frozen == _is_frozen(node) else {_FROZEN: str(is_frozen)}
 
 
 def _is_frozen(node):

@@ -1,4 +1,4 @@
-"""Change graphs with layers so that MXNet runs them right, and warn if one is saved.
+"""Change graphs with layers so that MXNet runs them safely, and warn if one is saved.
 
 Any block may run such a graph: GluonCV makes SymbolBlocks from symbols of a layer. So
 the first layer that is traced replaces MXNet's class of graphs.
@@ -6,7 +6,7 @@ the first layer that is traced replaces MXNet's class of graphs.
 **Guards.** MXNet frees the plain copy of a blocked input as soon as an asynchronous
 operator, such as this layer, is queued (``PushOperator`` in imperative_utils.h). So an
 operator before the layer makes its input plain, and an operator behind the layer makes
-the gradient plain. In symbols these operators are copies, which are right in every
+the gradient plain. In symbols these operators are copies, which are safe in every
 mode. A graph that runs knows its mode, devices and shapes, so it has cheaper operators
 or none.
 
@@ -187,7 +187,7 @@ def _choose_guards(symbol, graph, is_static, build):
         if not is_behind:
             # It converts oneDNN's blocked layout to row-major, in place if allowed. It
             # does not with more dimensions, and is a no-op for row-major arrays. A
-            # static_shape graph is right without it, but keeps a plain copy of each x.
+            # static_shape graph is safe without it, but keeps a plain copy of each x.
             if 1 <= ndim <= 4:
                 _replace(graph["nodes"][number], "Reshape", shape="(-2,)")
         elif not is_static:

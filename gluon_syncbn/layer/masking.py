@@ -61,12 +61,10 @@ class MaskedElements:
 
 
 def check_mask(layer: str, x: Any, mask: Any, axis: int, trace: Trace | None) -> None:
-    """Raise TypeError or ValueError unless a mask is right for its data."""
+    """Raise TypeError or ValueError unless a mask fits its data."""
     is_array = isinstance(x, mx.nd.NDArray)
-    if is_array:
-        check_type("mask", mask, mx.nd.NDArray, "an NDArray, like data")
-    else:
-        check_type("mask", mask, mx.sym.Symbol, "a Symbol, like data")
+    kind = mx.nd.NDArray if is_array else mx.sym.Symbol
+    check_type("mask", mask, kind, f"{kind.__name__}, like data")
     shape, given = traced_shape(x, trace), traced_shape(mask, trace)
     if axis not in (1, -1, len(shape) - 1):
         raise ValueError(

@@ -28,93 +28,71 @@ from ..native.failures import check_timeout, here, warn, watch_process
 from ..native.library import LayerOptions, load
 from ..native.processes import world
 
+# Native code has the same orders.
 NONFINITE = "propagate", "skip", "raise"
+ACTIVATIONS = None, "identity", "relu", "leaky_relu"
 _EXPECTED = 'None, "machine", "process", a list of ranks, or a list of such lists'
 
 
 class Settings(NamedTuple):
-    """The options that conversion also sets; see the arguments of SyncBatchNorm."""
+    """The options that a BatchNorm does not have; see the arguments of SyncBatchNorm.
+
+    Conversion sets all but the activation. src/c_api/python_api.cc decides what
+    backward reads for each activation.
+    """
 
     num_devices: int | None = None
     unbiased_running_var: bool = False
     timeout: float | None = None
     group: str | Sequence | None = None
     nonfinite: str = NONFINITE[0]
+    activation: str | None = None
+    slope: float | None = None  # None unless the activation is "leaky_relu"
 
     def validate(self) -> Settings:
         """Return the settings; raise TypeError or ValueError for a wrong one."""
-        num_devices, is_unbiased, timeout, group, nonfinite = self
-        if num_devices is not None:
-            if not is_int(num_devices):
-                raise TypeError(
-                    f"num_devices must be an int or None, got {short_repr(num_devices)}"
-                )
-            check_int("num_devices", num_devices, minimum=1, maximum=2**31 - 1)
-        is_unbiased = check_bool("unbiased_running_var", is_unbiased)
-        timeout = None if timeout is None else check_timeout(timeout)
-        _check_group(group)
-        check_choice("nonfinite", nonfinite, NONFINITE)
-        return Settings(num_devices, is_unbiased, timeout, group, nonfinite)
+        if self.num_devices is not None:
+            check_int("num_devices", self.num_devices, minimum=1, maximum=2**31 - 1)
+        timeout = None if self.timeout is None else check_timeout(self.timeout)
+        check_choice("nonfinite", self.nonfinite, NONFINITE)
+        check_choice("activation", self.activation, ACTIVATIONS)
+        is_unbiased = check_bool("unbiased_running_var", self.unbiased_running_var)
+        return self._replace(
+            unbiased_running_var=is_unbiased,
+            timeout=timeout,
+            group=_checked_group(self.group),
+            slope=self._checked_slope(),
+        )
+
+    def _checked_slope(self):
+        is_leaky, slope = self.activation == "leaky_relu", self.slope
+        if slope is None:
+            return 0.01 if is_leaky else None
+        if not is_leaky:
+            raise ValueError(
+                f"slope must be None with activation={self.activation!r}, got "
+                f"{short_repr(slope)}. Only 'leaky_relu' has a slope."
+            )
+        expected = "a positive number"
+        return check_real("slope", slope, expected, lambda v: 0 < v < math.inf)
 
 
 def check_numbers(
     momentum: float, epsilon: float, place: str = ""
 ) -> tuple[float, float]:
     """Return momentum and epsilon as floats; errors have `place` after the name."""
-    name = f"momentum{place}"
-    if momentum is None:
-        raise ValueError(
-            f"{name} must be between 0 and 1, got None. To average over batches, call "
-            "gluon_syncbn.recompute_statistics after training."
-        )
-    momentum = check_real(name, momentum, "between 0 and 1", lambda v: 0 <= v <= 1)
-    expected = "a finite number of at least 0"
-    epsilon = check_real(
-        f"epsilon{place}", epsilon, expected, lambda v: 0 <= v < math.inf
-    )
-    return momentum, epsilon
+    name, expected = f"momentum{place}", "a number between 0 and 1"
+    momentum = check_real(name, momentum, expected, lambda v: 0 <= v <= 1)
+    name, expected = f"epsilon{place}", "a finite number of at least 0"
+    return momentum, check_real(name, epsilon, expected, lambda v: 0 <= v < math.inf)
 
 
-class Activation(NamedTuple):
-    """An activation and its slope, which only "leaky_relu" has.
-
-    src/c_api/python_api.cc decides what backward reads for each activation.
-    """
-
-    name: str | None = None
-    slope: float | None = None
-
-
-NO_ACTIVATION, RELU = Activation(), Activation("relu")
-ACTIVATIONS = None, "identity", "relu", "leaky_relu"  # native code has the same order
-
-
-def check_activation(activation: str | None, slope: float | None) -> Activation:
-    """Return the Activation; raise TypeError or ValueError for a wrong argument."""
-    if activation == "elu" or isinstance(activation, nn.ELU):
-        raise ValueError(
-            "activation must be None, 'identity', 'relu' or 'leaky_relu', got "
-            f"{short_repr(activation)}. Add nn.ELU() after this layer."
-        )
-    is_leaky = check_choice("activation", activation, ACTIVATIONS) == "leaky_relu"
-    if slope is None:
-        return Activation(activation, 0.01 if is_leaky else None)
-    if not is_leaky:
-        raise ValueError(
-            f"slope must be None with activation={activation!r}, got "
-            f"{short_repr(slope)}. Only 'leaky_relu' has a slope."
-        )
-    slope = check_real("slope", slope, "a positive number", lambda v: 0 < v < math.inf)
-    return Activation(activation, slope)
-
-
-def apply_activation(F: Any, z: Any, activation: Activation) -> Any:
-    """Apply an Activation with MXNet's own operators."""
-    name, slope = activation
-    if name == "relu":
+def apply_activation(F: Any, z: Any, settings: Settings) -> Any:
+    """Apply the activation of a layer with MXNet's own operators."""
+    if settings.activation == "relu":
         return F.relu(z)
-    if name == "leaky_relu":
-        return F.LeakyReLU(z, act_type="leaky", slope=slope)
+    if settings.activation == "leaky_relu":
+        return F.LeakyReLU(z, act_type="leaky", slope=settings.slope)
     return z
 
 
@@ -135,16 +113,14 @@ class Synchronization:
         self,
         name: str,
         settings: Settings,
-        activation: Activation = NO_ACTIVATION,
-        original: tuple[type, dict] | None = None,
+        original: tuple[type, dict] = (nn.BatchNorm, {}),
     ) -> None:
-        self.name, self.settings, self.activation = name, settings, activation
-        self.original = original  # the converted BatchNorm's class and settings
+        self.name, self.settings = name, settings
+        self.original = original  # the class and settings that reverting restores
         # The latest call or trace sets these:
         self.contexts: list = []
         self.norm_settings: dict = {}  # the settings of a BatchNorm
         self.parameters: Any = weakref.WeakSet()
-        self._parameter_ids: list = []
         self._options: tuple = ()  # as native code has them
         self._made[name] += 1
         self.shared_name, count = name, self._made[name]
@@ -169,8 +145,7 @@ class Synchronization:
         return found
 
     def __reduce__(self):  # a copy gets another key
-        values = self.name, self.settings, self.activation, self.original
-        return Synchronization, values
+        return Synchronization, (self.name, self.settings, self.original)
 
     def keep(self, is_kept: bool = True) -> None:
         """Keep the layer for a symbol that may outlive its block, or stop that."""
@@ -178,11 +153,10 @@ class Synchronization:
 
     def register(self, parameters: Iterable) -> None:
         """Make trainers of the parameters wait for exchanges of this layer."""
-        parameters = list(parameters)
-        if self._parameter_ids != list(map(id, parameters)):
-            self._parameter_ids = list(map(id, parameters))
-            self.parameters = weakref.WeakSet(parameters)
-            steps.guard_trainers(parameters)
+        registered = weakref.WeakSet(parameters)
+        if registered != self.parameters:
+            self.parameters = registered
+            steps.guard_trainers(registered)
 
     def update(
         self, contexts: Sequence, norm_settings: dict, restarts: bool = False
@@ -201,14 +175,14 @@ class Synchronization:
             norm_settings["eps"],
             norm_settings["momentum"],
             settings.timeout or 0,
-            self.activation.slope or 0,
+            settings.slope or 0,
             len(ranks),
             settings.num_devices or len(contexts),
             norm_settings["axis"],
             norm_settings["fix_gamma"],
             settings.unbiased_running_var,
             NONFINITE.index(settings.nonfinite),
-            ACTIVATIONS.index(self.activation.name),
+            ACTIVATIONS.index(settings.activation),
         )
         if options != self._options:
             array = (ctypes.c_int * len(ranks))(*ranks)
@@ -234,8 +208,7 @@ class Synchronization:
 
     def release(self) -> None:
         """Undo `register` when the layer stops being a SyncBatchNorm."""
-        parameters, self.parameters = list(self.parameters), weakref.WeakSet()
-        self._parameter_ids = []
+        parameters, self.parameters = self.parameters, weakref.WeakSet()
         steps.release_trainers(parameters)
 
     def is_alone(self) -> bool:
@@ -248,22 +221,23 @@ class Synchronization:
         return len(ranks or range(world().size)) > 1
 
 
-def _check_group(group):
+def _checked_group(group):
+    """Return a group; a list of ranks becomes a list of such lists."""
     if group is None or isinstance(group, str) and group in ("machine", "process"):
-        return
-    groups = _groups(group)
-    ranks = [rank for one in groups for rank in one]
+        return group
+
+    def is_list(value):
+        return isinstance(value, (list, tuple)) and len(value) > 0
+
+    groups = group if is_list(group) and all(map(is_list, group)) else [group]
+    ranks = [rank for one in groups if is_list(one) for rank in one]
     if not ranks or not all(map(is_int, ranks)):
         raise TypeError(f"group must be {_EXPECTED}, got {short_repr(group)}")
-    if not all(groups):
-        raise ValueError(f"group must not hold an empty list, got {short_repr(group)}")
-    for rank in ranks:
-        if ranks.count(rank) > 1:
-            raise ValueError(
-                f"group must have distinct ranks, got {rank} {ranks.count(rank)} times"
-            )
-        if rank < 0:
-            raise ValueError(f"group must have ranks of at least 0, got {rank}")
+    if len({*ranks}) < len(ranks) or min(ranks) < 0:
+        raise ValueError(
+            f"group must have distinct ranks of at least 0, got {short_repr(group)}"
+        )
+    return groups
 
 
 def ranks_of(group: Any, layer: str) -> list[int]:
@@ -277,30 +251,20 @@ def ranks_of(group: Any, layer: str) -> list[int]:
         return [world().rank]
     if group == "machine":
         return world().of_machine
-    groups = _groups(group)
-    highest = max(rank for one in groups for rank in one)
+    highest = max(rank for one in group for rank in one)
     if highest >= world().size:
         hint = "" if world().is_connected else " Call distributed.init() first."
         raise ValueError(
             f"SyncBatchNorm '{layer}': group must have ranks below {world().size}, the "
             f"number of processes, got {highest}.{hint}"
         )
-    for one in groups:
+    for one in group:
         if world().rank in one:
             return sorted(one)
     raise ValueError(
         f"SyncBatchNorm '{layer}': group must contain the rank {world().rank} of this "
-        f"process, got {groups if len(groups) > 1 else groups[0]}"
+        f"process, got {group}"
     )
-
-
-def _groups(group):
-    """Return `group` as a list of lists; [] if it is not a list."""
-    if not isinstance(group, (list, tuple)):
-        return []
-    if all(isinstance(element, (list, tuple)) for element in group):
-        return group
-    return [group]
 
 
 class ActivatedBatchNorm(nn.BatchNorm):

@@ -20,7 +20,7 @@ from typing import Any, Sequence
 
 import mxnet as mx
 
-from ..arguments import as_real, check_text, short_repr
+from ..arguments import as_real, check_type, short_repr
 from .interrupts import DeferredSignals, watch_ctrl_c
 from .library import load
 
@@ -198,7 +198,7 @@ def recover(reason: str = "gluon_syncbn.recover() was called") -> None:
     ...     gluon_syncbn.recover()
     True True
     """
-    check_text("reason", reason)
+    check_type("reason", reason, str, "a str")
     was_cancelled, here.was_cancelled = here.was_cancelled, False
     if was_cancelled and not failure():
         return

@@ -21,7 +21,6 @@ import numpy as np
 from mxnet import autograd
 
 from ..arguments import (
-    check_callable,
     check_contexts,
     check_int,
     check_type,
@@ -182,7 +181,7 @@ class Devices:
     _workers = Workers()  # shared by all instances
 
     def __init__(self, contexts: Sequence[mx.Context]) -> None:
-        self.contexts = check_devices("contexts", contexts)
+        self.contexts = check_contexts("contexts", contexts)
         watch_seed(_count_seed)
 
     def __len__(self):
@@ -298,7 +297,7 @@ class Devices:
         ValueError
             If lists differ in length, or have more elements than there are contexts.
         """
-        check_callable("function", function)
+        check_type("function", function, Callable, "a function")
         lengths = set(_lengths(lists))
         if len(lengths) > 1 or max(lengths, default=0) > len(self.contexts):
             raise ValueError(
@@ -364,19 +363,6 @@ class ContextOfLoop(Devices):
     def __init__(self, context: mx.Context) -> None:
         super().__init__([context])
         self._workers = Workers()
-
-
-def check_devices(name: str, value: Any) -> list[mx.Context]:
-    """Return a list of distinct contexts that this MXNet can run on."""
-    contexts = check_contexts(name, value)
-    gpus = [context for context in contexts if context.device_type == "gpu"]
-    if gpus and not mx.runtime.Features().is_enabled("CUDA"):
-        raise ValueError(
-            f"{name} must have CPU contexts only, because this MXNet was built without "
-            f"CUDA, got {gpus[0]}. Pass [mx.cpu(0), mx.cpu(1)], or run "
-            "`pip install mxnet-cu112==1.9.1`."
-        )
-    return contexts
 
 
 def inside_map(contexts: Sequence[mx.Context] = ()) -> bool:

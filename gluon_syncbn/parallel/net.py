@@ -11,6 +11,7 @@ from ..arguments import (
     check_block,
     check_bool,
     check_choice,
+    check_contexts,
     check_int,
     short_repr,
     suggest_keywords,
@@ -20,7 +21,7 @@ from ..mxnet_private.blocks import blocks_of, forget_graph, replace_forward
 from ..mxnet_private.parameters import data_of, is_deferred, move, trainer_set
 from ..mxnet_private.trainers import share_states
 from . import replicas
-from .devices import Devices, check_devices
+from .devices import Devices
 from .forward import ParallelForward, check_not_parallel, is_parallel
 
 
@@ -122,7 +123,7 @@ def make_parallel(
     (5, 1)
     """
     check_block("net", net)
-    contexts = check_devices("ctx", ctx)
+    contexts = check_contexts("ctx", ctx)
     if is_parallel(net) and net.devices.contexts == contexts:
         return net  # a cell of a notebook may run twice
     check_not_parallel(net, "make_parallel")

@@ -75,7 +75,7 @@ def running_mean(group, contexts=1):
     layer = SyncBatchNorm(in_channels=1, momentum=0, group=group)
     layer.initialize(ctx=contexts)
     # Before map, which would tell the other ranks of an error.
-    gluon_syncbn.layer.synchronization.ranks_of(group, layer.name)
+    gluon_syncbn.layer.synchronization.ranks_of(layer._sync.settings.group, layer.name)
     devices = Devices(contexts)
     with autograd.train_mode():
         xs = [nd.full((2, 1), 10 * rank + i, ctx=c) for i, c in enumerate(contexts)]

@@ -1,10 +1,14 @@
 """Conversion of whole nets in both directions: what changes, and all that does not."""
 
 from operator import attrgetter
+from unittest import mock
 
 from gluon_syncbn import (
     SyncBatchNorm,
+    check_replicas,
     convert_sync_batchnorm,
+    freeze_statistics,
+    make_parallel,
     recover,
     revert_sync_batchnorm,
 )
@@ -16,7 +20,7 @@ import pytest
 from mxnet import autograd
 from mxnet.gluon import nn
 from support.blocks import Function, by_gluon, gluon_1_only, name_scope
-from support.helpers import MODES, set_mode, value, values, whole
+from support.helpers import cpus, operators, set_mode, value, values, whole
 from support.nd import nd
 
 
@@ -54,16 +58,20 @@ def kinds(net):
     return found
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_converts_an_initialized_net_in_place(mode, devices):
+@pytest.mark.parametrize("mode", ["imperative", "static_shape"])
+def test_converts_an_initialized_net_in_place_and_back(mode, devices):
     net = set_mode(initialized(Nested(), devices.contexts), mode)
     expected = whole(devices.map(net, devices.split(batch())))
-    head, original, before = net.head, kinds(net), values(net)
-    assert convert_sync_batchnorm(net) is net
-    assert net.head is head is net.body[1] is net.layers[0]
-    assert [name for name, _ in kinds(net)] == [name for name, _ in original]
-    changed = {a[1]: b[1] for a, b in zip(original, kinds(net)) if a != b}
-    assert changed == {"BatchNorm": "SyncBatchNorm"}
+    head, original, text, before = net.head, kinds(net), repr(net), values(net)
+    attributes = set(vars(head))
+    converted = convert_sync_batchnorm(net, unbiased_running_var=True, timeout=7)
+    assert converted is net and net.head is head is net.body[1] is net.layers[0]
+    changed = [(a, b) for a, b in zip(original, kinds(net)) if a != b]
+    assert [(a[0], "SyncBatchNorm") for a, _ in changed] == [b for _, b in changed]
+    settings, former = head._sync.settings, head._kwargs
+    assert settings.unbiased_running_var is True and settings.timeout == 7
+    assert (former["momentum"], former["eps"], former["fix_gamma"]) == (0.7, 1e-3, True)
+    assert net.body[2][0].beta.grad_req == "null"
     assert all((a == b).all() for a, b in zip(values(net), before))
     y = whole(devices.map(net, devices.split(batch())))
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
@@ -71,39 +79,42 @@ def test_converts_an_initialized_net_in_place(mode, devices):
         devices.map(net, devices.split(batch()))
     mx.nd.waitall()
     # Both shards are in them: the cached graph is the new one.
-    first, second = (value(net.head.running_mean, k) for k in range(2))
+    first, second = (value(head.running_mean, k) for k in range(2))
     assert (first == second).all() and abs(first).max() > 0
-
-
-def test_keeps_what_each_layer_was_set_to():
-    net = convert_sync_batchnorm(Nested(), 2, unbiased_running_var=True, timeout=7)
-    assert net.head._kwargs["momentum"] == 0.7
-    assert net.head._kwargs["eps"] == 1e-3
-    assert net.head._kwargs["fix_gamma"] is True
-    assert net.body[2][0].beta.grad_req == "null"
-    assert net.head.num_devices == 2
-    settings = net.head._sync.settings
-    assert settings.unbiased_running_var is True and settings.timeout == 7
-
-
-def test_revert_is_the_inverse():
-    net = initialized(Nested())
-    original, text, before = kinds(net), repr(net), values(net)
-    attributes = set(net.head.__dict__)
-    expected = net(batch()).asnumpy()
-    assert revert_sync_batchnorm(convert_sync_batchnorm(net, 2)) is net
+    assert revert_sync_batchnorm(net) is net
     assert (kinds(net), repr(net)) == (original, text)
-    assert set(net.head.__dict__) == attributes
-    assert all((a == b).all() for a, b in zip(values(net), before))
-    assert (net(batch()).asnumpy() == expected).all()
+    assert set(vars(head)) == attributes
 
 
-@pytest.mark.skipif(not hasattr(nn, "BatchNormReLU"), reason="MXNet 1.8 brought it")
-def test_batch_norm_with_relu_keeps_its_relu():
-    layer = convert_sync_batchnorm(initialized(nn.BatchNormReLU()), 1)
-    with autograd.record():
-        assert layer(batch()).asnumpy().min() == 0
-    assert type(revert_sync_batchnorm(layer)) is nn.BatchNormReLU
+@pytest.mark.parametrize("mode", ["imperative", "static_shape"])
+def test_freezing_a_part_of_a_parallel_net(mode):
+    """Its graph was traced by the block around it."""
+    net = nn.HybridSequential()
+    for _ in range(2):
+        net.add(nn.BatchNorm(in_channels=3), nn.Activation("relu"))
+    make_parallel(net, cpus(2)).initialize()
+    set_mode(net, mode)
+    means = net[0].running_mean, net[2].running_mean
+
+    def changes(rows):
+        """Return which running means a training step changes."""
+        before = list(map(value, means))
+        with autograd.record():
+            y = net(nd.random.normal(1, shape=(rows, 3, 4, 4)))
+        y.backward()
+        mx.nd.waitall()
+        return [(a != value(p)).any() for a, p in zip(before, means)]
+
+    assert changes(5) == [True, True]
+    assert freeze_statistics(net[0]) is net[0]
+    assert changes(5) == changes(1) == [False, True]  # one row: one device runs alone
+    freeze_statistics(net)
+    assert changes(5) == [False, False]
+    found = operators(net, nd.ones((1, 3, 4, 4)))
+    assert "BatchNorm" in found and "Custom" not in found
+    freeze_statistics(net, False)
+    assert changes(5) == [True, True]
+    check_replicas(net)  # they are synchronized again
 
 
 class Configured(nn.BatchNorm):
@@ -123,27 +134,22 @@ class Called(nn.BatchNorm):
         return super().__call__(x) + 1
 
 
-class Squared(Configured):
-    def hybrid_forward(self, F, x, **parameters):
-        return F.square(super().hybrid_forward(F, x, **parameters))
-
-
 @gluon_1_only("blocks have no hybrid_forward")
 def test_what_a_subclass_does_is_never_lost():
-    kinds = Configured, WithRelu, Called, Squared
+    kinds = Configured, WithRelu, Called
     net = nn.Sequential(prefix="net_")
     options = {"in_channels": 3}
     net.add(*(kind(prefix=f"{kind.__name__}_", **options) for kind in kinds))
     net.add(nn.BatchNorm(**options))
-    net[4].hybrid_forward = lambda F, x, **parameters: x
+    net[3].hybrid_forward = lambda F, x, **parameters: x
     initialized(net)
     with autograd.record():
         expected = net(batch()).asnumpy()
     with pytest.warns(UserWarning) as caught:
         convert_sync_batchnorm(net, 1)
     (text,) = [str(warning.message) for warning in caught]
-    facts = "WithRelu forward Called __call__ Squared hybrid_forward".split()
-    assert all(fact in text for fact in [*facts, net[4].name])
+    facts = "WithRelu forward Called __call__ hybrid_forward".split()
+    assert all(fact in text for fact in [*facts, net[3].name])
     assert "Configured" not in text
     assert [type(layer) for layer in net][1:] == [*kinds[1:], nn.BatchNorm]
     assert type(net[0]) is SyncBatchNorm and net[0]._kwargs["momentum"] == 0.5
@@ -179,27 +185,18 @@ def test_other_settings_hold_without_a_new_trace(devices):
 @pytest.mark.parametrize(
     "mode, guard", [("hybridize", "transpose"), ("static_shape", "amp_multicast")]
 )
-def test_guards_are_chosen_by_one_inference(mode, guard, monkeypatch):
+def test_guards_are_chosen_by_one_inference(mode, guard):
     """An inference of shapes for each layer would be quadratic in the layers."""
-    net = nn.HybridSequential()
+    net, infer = nn.HybridSequential(), mx.sym.Symbol.infer_shape_partial
     for _ in range(10):
         net.add(nn.Conv2D(3, 1), SyncBatchNorm())
     initialized(net)
-    infer, make = mx.sym.Symbol.infer_shape_partial, graphs.from_nodes
-    inferences, nodes = [], []
-
-    def counted(*args, **options):
-        inferences.append(args)
-        return infer(*args, **options)
-
-    def noted(*args):
-        nodes[:] = args[2]
-        return make(*args)
-
-    monkeypatch.setattr(mx.sym.Symbol, "infer_shape_partial", counted)
-    monkeypatch.setattr(graphs, "from_nodes", noted)
-    with autograd.record():
-        set_mode(net, mode)(batch())
-    assert len(inferences) == 1
-    names = [node["op"] for node in nodes if node["op"] not in ("null", "Convolution")]
-    assert names == ["Reshape", "Custom", guard] * 10
+    count = {"autospec": True, "side_effect": infer}
+    with mock.patch.object(mx.sym.Symbol, "infer_shape_partial", **count) as inferred:
+        with mock.patch.object(graphs, "from_nodes", wraps=graphs.from_nodes) as made:
+            with autograd.record():
+                set_mode(net, mode)(batch())
+    assert inferred.call_count == 1
+    names = [node["op"] for node in made.call_args[0][2]]
+    others = "null", "Convolution"
+    assert [n for n in names if n not in others] == ["Reshape", "Custom", guard] * 10

@@ -17,6 +17,7 @@ from support import reference
 from support.blocks import Function, by_gluon
 from support.helpers import (
     MODES,
+    assert_all_near,
     copy_parameters,
     cpus,
     differentiate,
@@ -59,8 +60,8 @@ class Unit(Function):
         return F.Activation(total, act_type=ACTIVATION)
 
 
-def deep_net(norm, container=nn.HybridSequential):
-    net = container()
+def deep_net(norm):
+    net = nn.HybridSequential()
     net.add(nn.Conv2D(16, 3, padding=1, use_bias=False), norm())
     net.add(nn.Activation(ACTIVATION))
     for _ in range(3):
@@ -72,33 +73,32 @@ def deep_net(norm, container=nn.HybridSequential):
     return net
 
 
-def plain_net(make_net):
+@functools.lru_cache(maxsize=None)
+def initial_net():
     mx.random.seed(1)
-    net = make_net(functools.partial(nn.BatchNorm, momentum=MOMENTUM))
+    net = deep_net(nn.BatchNorm)
     net.initialize(mx.init.Xavier())
     net(nd.ones(SHAPE))
     return net
 
 
-def twin(plain, make_net, contexts):
-    """Make the net with SyncBatchNorm on `contexts` and the plain net's parameters."""
-    norm = functools.partial(gluon_syncbn.SyncBatchNorm, num_devices=len(contexts))
-    net = make_net(functools.partial(norm, momentum=MOMENTUM))
-    net.initialize(ctx=contexts)
-    copy_parameters(plain, net)
-    return net
-
-
-def train(net, devices, rows, dtype="float32"):
+def train(norm, rows, mode="imperative", dtype="float32"):
     """Train on shards of so many rows; return outputs, gradients and parameters."""
+    net, contexts = (
+        deep_net(functools.partial(norm, momentum=MOMENTUM)),
+        cpus(len(rows)),
+    )
+    net.initialize(ctx=contexts)
+    copy_parameters(initial_net(), net)
+    net(nd.ones(SHAPE))  # now they have values, which a cast needs
+    set_mode(net, mode).cast(dtype)
     settings = {"learning_rate": 0.01, "momentum": 0.9}
     trainer = Trainer(net.collect_params(), "sgd", settings)
-    rng, found = np.random.default_rng(0), []
+    rng, found, devices = np.random.default_rng(0), [], gluon_syncbn.Devices(contexts)
     for _ in range(STEPS):
         batch = rng.normal(1, 2, SHAPE), rng.normal(size=(8, 4, 10, 10))
         shards, dys = (
-            put(split_rows(v.astype("float32"), rows), devices.contexts, dtype)
-            for v in batch
+            put(split_rows(v.astype("float32"), rows), contexts, dtype) for v in batch
         )
         ys, dxs = train_step(devices, net, shards, dys)
         trainer.step(len(batch[0]))
@@ -109,22 +109,17 @@ def train(net, devices, rows, dtype="float32"):
 @functools.lru_cache(maxsize=None)
 def truth():
     """Float64 values of nn.BatchNorm, and by how much its float32 values differ."""
-    found = []
-    for dtype in "float64", "float32":
-        plain = plain_net(deep_net)
-        plain.cast(dtype)
-        one = gluon_syncbn.Devices(mx.cpu())
-        found.append(train(plain, one, [8], dtype))
-    right, rounded = found
+    dtypes = "float64", "float32"
+    right, rounded = (train(nn.BatchNorm, [8], dtype=d) for d in dtypes)
     return right, [abs(a - b).max() for a, b in zip(rounded, right)]
 
 
-def check(mode, rows, devices, make_net):
-    plain = plain_net(make_net)
+@pytest.mark.timeout(60 + 30 * REPEAT)
+@pytest.mark.parametrize("mode", MODES)
+def test_trains_like_one_context(mode):
     right, errors = truth()
     for repeat in range(REPEAT):
-        net = twin(plain, make_net, devices.contexts)
-        found = train(set_mode(net, mode), devices, rows)
+        found = train(gluon_syncbn.SyncBatchNorm, [2, 3, 1, 2], mode)
         assert len(found) == len(right) > 60
         for index, (value, expected, error) in enumerate(zip(found, right, errors)):
             scale = max(1.0, abs(expected).max())
@@ -135,50 +130,18 @@ def check(mode, rows, devices, make_net):
             np.testing.assert_allclose(value, expected, rtol, atol, err_msg=message)
 
 
-def reconstructing_net(norm):
-    """Backward reconstructs x_hat from y, without kinks whose side rounding chooses."""
-    if norm.func is gluon_syncbn.SyncBatchNorm:
-        norm = functools.partial(norm, activation="identity")
-    return deep_net(norm)
-
-
-# Gluon's Sequential has a graph for each child: there a layer is a graph of its own,
-# whose inputs and incoming gradients are results of convolutions.
-NETS = {
-    "plain": deep_net,
-    "frees its input": reconstructing_net,
-    "a graph for each child": functools.partial(deep_net, container=nn.Sequential),
-}
-
-
-@pytest.mark.timeout(60 + 30 * REPEAT)
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("net", NETS)
-def test_trains_like_one_context(net, mode, make_devices):
-    rows = [2, 3, 1, 2] if net == "plain" else [3, 5]
-    check(mode, rows, make_devices(len(rows)), NETS[net])
-
-
 def test_gradients_in_blocked_layouts():
     """The gradients of gathered outputs are results of convolutions."""
-    rng = np.random.default_rng(0)
-    x = nd.array(rng.normal(size=(5, 3, 20, 20)))
-    net = nn.Conv2D(16, 3, padding=1, use_bias=False)
+    net, top = (nn.Conv2D(16, 3, in_channels=n, use_bias=False) for n in (3, 16))
     net.initialize(mx.init.Xavier(), ctx=cpus(2))
-    top = nn.HybridSequential()
-    top.add(nn.Conv2D(16, 3, padding=1), nn.Activation(ACTIVATION))
-    top.add(nn.Conv2D(4, 3, padding=1))
     top.initialize(mx.init.Xavier())
-    gradients = []
-    for is_parallel in [False] + [True] * (3 * REPEAT):
-        if is_parallel and not gradients[1:]:
+    x = nd.array(np.random.default_rng(0).normal(size=(5, 3, 20, 20)))
+    x.attach_grad()
+    for number in range(1 + 3 * REPEAT):
+        differentiate(lambda: (top(net(x)) ** 2).sum())
+        found = [summed_grad(net.weight), x.grad.asnumpy()]
+        if number == 0:
+            right = found
             gluon_syncbn.make_parallel(net, cpus(2))
-        x.attach_grad()
-        differentiate(lambda net: (top(net(x)) ** 2).sum(), net)
-        gradients.append([summed_grad(net.weight), x.grad.asnumpy()])
-    for result in gradients[1:]:
-        for value_, expected in zip(result, gradients[0]):
-            scale = abs(expected).max()
-            # Sums over 2000 pixels and 144 weights of values of that size.
-            rtol, atol = reference.tolerance("float32", 2000, scale=30 * scale)
-            np.testing.assert_allclose(value_, expected, rtol, atol)
+        # Sums over 1620 pixels and 144 weights.
+        assert_all_near(found, right, "float32", 2000, 30)

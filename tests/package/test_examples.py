@@ -12,10 +12,6 @@ from support.helpers import NAMES_OF_NUMPY, ROOT, run_tool
 from support.mpi import launcher, needs_mpi
 
 EXAMPLES = ROOT / "examples"
-TESTED = {
-    "deeplab_folder", "deploy", "digits", "own_loop", "padded_sequences",
-    "several_processes",
-}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -37,10 +33,6 @@ def last_number(output):
 
 def differences(output):
     return [float(number) for number in re.findall(r"differs .*?([\d.e+-]+)\n", output)]
-
-
-def test_every_example_is_tested():
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == TESTED
 
 
 @pytest.mark.parametrize("name", ["digits", "own_loop"])

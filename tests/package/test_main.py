@@ -12,9 +12,7 @@ from gluon_syncbn import __main__, installation
 from gluon_syncbn.native import library
 
 import mxnet as mx
-import numpy as np
 import pytest
-from mxnet.gluon import nn
 from support.helpers import ROOT, run_python, run_tool
 
 
@@ -26,25 +24,18 @@ def test_it_reports_what_there_is_and_that_it_is_right():
     assert f"commit: {features['commit'] or 'none'}\n" in output
     assert f"library: {features['library']}" in output
     assert re.search(r"^devices: \d+ CPU cores, ", output, re.M)
-    for mode in ("imperative", "hybridized"):
-        for dtype in ("float32", "float64"):
-            row = rf"^ok +cpu\(0\), cpu\(1\) +{mode} +{dtype} +\de-\d\d +\de-\d\d$"
-            assert re.search(row, output, re.M)
+    rows = re.findall(r"^ok +cpu\(0\), cpu\(1\) +\w+ +float(?:32|64) ", output, re.M)
+    assert len(set(rows)) == 4
     assert output.endswith("\nAll checks passed.\n")
 
 
-def test_it_prints_the_causes_of_a_wait():
-    text = run_tool(sys.executable, "-m", "gluon_syncbn", "hang")
+def test_it_prints_the_causes_of_a_wait(capsys):
+    assert __main__.main(["hang"]) == 0
+    text = capsys.readouterr().out
     page = (ROOT / "docs/guides/hang.md").read_text()
     assert text.splitlines()[2] in page and "GLUON_SYNCBN_TIMEOUT" in text
     assert "allow_plain_loop(net)" in text and "devices disagree" not in text
     assert "](" not in text  # links lead to files of a checkout
-
-
-def test_a_reader_may_end_before_it():
-    command = f"'{sys.executable}' -u -m gluon_syncbn | head -n 1"
-    (line,) = run_tool("bash", "-c", command, timeout=120).splitlines()
-    assert line.startswith("gluon_syncbn ")
 
 
 def test_sources_that_were_not_built_say_so(tmp_path, monkeypatch):
@@ -61,12 +52,11 @@ def test_sources_that_were_not_built_say_so(tmp_path, monkeypatch):
     assert str(tmp_path / "gluon_syncbn") in sentence
 
 
-def test_a_library_of_other_sources_is_named():
+def test_a_library_of_other_sources_is_named(monkeypatch):
     """As after a pull, where an editable installation was not built again."""
-    run = run_python("import gluon_syncbn", GLUON_SYNCBN_LIBRARY=_ctypes.__file__)
-    *_, sentence = run.stderr.splitlines()
-    assert sentence.startswith("ImportError: ") and _ctypes.__file__ in sentence
-    assert "`pip install --no-build-isolation -e .`" in sentence
+    monkeypatch.setenv("GLUON_SYNCBN_LIBRARY", _ctypes.__file__)
+    with pytest.raises(ImportError, match="`pip install --no-build-isolation -e"):
+        library.load.__wrapped__()
 
 
 DAMAGE = {
@@ -100,44 +90,19 @@ def test_types_of_native_functions_are_compared():
     words = "gluon_syncbn_set_timeout.*void int4.*void float8"
     with pytest.raises(ImportError, match=words):
         library.declare(ctypes.CDLL(str(file)), file, wrong)
-    wrong = {"gluon_syncbn_collect": (library.Status, [library.Text])}
-    words = "must be int4 pointer8, got int4 pointer8 int4"
-    with pytest.raises(ImportError, match=words):
-        library.declare(ctypes.CDLL(str(file)), file, wrong)
-
-    class Options(ctypes.Structure):
-        _fields_ = library.LayerOptions._fields_[1:]
-
-    types = [library.Text, Options, ctypes.c_int]
-    wrong = {"gluon_syncbn_set_options": (library.Status, types)}
-    with pytest.raises(
-        ImportError, match=r"must be int4 .*, got int4 pointer8 struct\d+ int4"
-    ):
-        library.declare(ctypes.CDLL(str(file)), file, wrong)
 
 
-def test_a_layer_that_normalizes_each_shard_by_itself_is_found(monkeypatch, capsys):
-    def unsynchronized(num_devices, timeout):
-        return nn.BatchNorm()
-
-    monkeypatch.setattr(installation, "SyncBatchNorm", unsynchronized)
-    assert __main__.main([]) == 1
-    output, sentence = capsys.readouterr()
-    assert "passed" not in output
-    assert sentence.startswith("error: y is wrong on cpu(0) and cpu(1), imperative,")
-
-
-@pytest.mark.parametrize(
-    "name, error", [("y", np.nan), ("the running variance", 1.001)]
-)
-def test_each_result_is_compared(monkeypatch, capsys, name, error):
+@pytest.mark.parametrize("name", ["y", "dx", "the running variance"])
+def test_a_wrong_result_is_found(monkeypatch, capsys, name):
     step = installation.step
 
     def slightly_wrong(*arguments):
         results = step(*arguments)
-        results[name].flat[-1] *= error
+        results[name].flat[-1] *= 1.001
         return results
 
     monkeypatch.setattr(installation, "step", slightly_wrong)
     assert __main__.main([]) == 1
-    assert f"error: {name} is wrong on cpu(0)" in capsys.readouterr().err
+    output, error = capsys.readouterr()
+    assert f"error: {name} is wrong on cpu(0) and cpu(1), imperative," in error
+    assert "passed" not in output

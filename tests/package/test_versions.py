@@ -7,37 +7,32 @@ import gluon_syncbn
 
 import numpy as np
 import pytest
-from support.helpers import ROOT, output_of, run_python, run_tool
-
-CANNOT_OPEN = ": cannot open shared object file: No such file or directory"
+from support.helpers import ROOT, output_of, run_python
 
 
-def import_beside(folder, version):
-    """Import the package where MXNet consists of a `version` only."""
-    (folder / "mxnet.py").write_text(f"__version__ = {version!r}")
+def import_beside(folder, mxnet, program="import gluon_syncbn"):
+    """Run a program where MXNet consists of one line; return its last words."""
+    (folder / "mxnet.py").write_text(mxnet)
     path = f"{folder}:{ROOT}"
-    return run_python("import gluon_syncbn", PYTHONPATH=path).stderr.splitlines()[-1]
-
-
-def import_without(folder, library):
-    """Import the package where MXNet's library misses a library that it loads."""
-    (folder / "mxnet.py").write_text(f"raise OSError({library + CANNOT_OPEN!r})")
-    path = f"{folder}:{ROOT}"
-    return run_python("import gluon_syncbn", PYTHONPATH=path).stderr.splitlines()[-1]
+    return run_python(program, PYTHONPATH=path).stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("version", ["2.1.0", "1.5.1.post0", "1.10.0", "?"])
 def test_other_versions_are_refused_in_one_sentence(tmp_path, version):
-    text = import_beside(tmp_path, version)
+    text = import_beside(tmp_path, f"__version__ = {version!r}")
     facts = f"got {version}.", "`pip install mxnet==1.9.1`"
     assert text.startswith("ImportError: ") and all(fact in text for fact in facts)
 
 
-def test_a_missing_mxnet_is_named_with_its_cure(tmp_path):
-    (tmp_path / "mxnet.py").write_text("raise ModuleNotFoundError('no', name='mxnet')")
-    path = f"{tmp_path}:{ROOT}"
+@pytest.mark.parametrize("version", ["1.6.0", "1.7.0.post2", "1.9.0b20210101"])
+def test_versions_in_between_are_not(tmp_path, version):
+    assert f"got {version}" not in import_beside(tmp_path, f"__version__ = {version!r}")
+
+
+def test_a_missing_mxnet_is_named_with_its_fix(tmp_path):
+    missing = "raise ModuleNotFoundError('no', name='mxnet')"
     for program in "import gluon_syncbn", "import gluon_syncbn.__main__":
-        text = run_python(program, PYTHONPATH=path).stderr.splitlines()[-1]
+        text = import_beside(tmp_path, missing, program)
         assert text.startswith("ModuleNotFoundError: ") and "mxnet-cu112" in text
         no_deps = sys.version_info >= (3, 13)
         assert f"`pip install {'--no-deps ' * no_deps}mxnet==1.9.1`" in text
@@ -46,36 +41,16 @@ def test_a_missing_mxnet_is_named_with_its_cure(tmp_path):
 @pytest.mark.parametrize(
     "library, words",
     [
-        ("libcudnn.so.8", "`pip install '.[cuda]'`"),
-        ("libnvrtc.so.11.2", "`pip install '.[cuda]'`"),
-        ("libcuda.so.1", "driver"),
-        ("libquadmath.so.0", "`apt install libgomp1 libquadmath0`"),
+        ("libcudnn.so.8", "ImportError: .*`pip install '.\\[cuda\\]'`"),
+        ("libcuda.so.1", "ImportError: .*driver"),
+        ("libquadmath.so.0", "ImportError: .*`apt install libgomp1 libquadmath0`"),
+        ("libopenblas.so.0", "OSError: "),  # MXNet's own error
     ],
 )
-def test_a_missing_library_is_named_with_its_cure(tmp_path, library, words):
-    text = import_without(tmp_path, library)
-    assert text.startswith("ImportError: ") and library in text and words in text
-
-
-def test_another_missing_library_is_left_to_mxnet(tmp_path):
-    text = import_without(tmp_path, "libopenblas.so.0")
-    assert text == f"OSError: libopenblas.so.0{CANNOT_OPEN}"
-
-
-@pytest.mark.parametrize("version", ["1.6.0", "1.7.0.post2", "1.9.1", "1.9.0b20210101"])
-def test_versions_in_between_are_not(tmp_path, version):
-    assert f"got {version}" not in import_beside(tmp_path, version)
-
-
-@pytest.mark.skipif(
-    np.lib.NumpyVersion(np.__version__) < "1.24.0", reason="this NumPy lacks nothing"
-)
-def test_mxnet_alone_lacks_names_of_numpy():
-    lines = run_python("import mxnet").stderr.splitlines()
-    (alone,) = [line for line in lines if line.startswith("AttributeError: ")]
-    page = (ROOT / "docs" / "guides" / "install.md").read_text(encoding="utf-8")
-    assert alone.rstrip(".") in page
-    assert run_python("import gluon_syncbn, mxnet").returncode == 0
+def test_a_missing_library_is_named_with_its_fix(tmp_path, library, words):
+    error = f"raise OSError('{library}: cannot open shared object file')"
+    text = import_beside(tmp_path, error)
+    assert re.match(words, text) and library in text
 
 
 def test_names_that_numpy_has_are_left_alone():
@@ -101,13 +76,3 @@ def test_one_version_for_all():
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(
         encoding="utf-8"
     )
-
-
-@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this is not a checkout")
-def test_the_commit_of_a_checkout_is_known():
-    try:
-        run_tool("git", "-C", ROOT, "rev-parse", "HEAD")
-    except (AssertionError, OSError) as error:
-        pytest.skip(f"git cannot tell the commit here: {error}")
-    commit = gluon_syncbn.features()["commit"]
-    assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?", commit)

@@ -58,12 +58,6 @@ class Loop:
     def map(self, function, *lists):
         return [function(*elements) for elements in zip(*lists)]
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        pass
-
 
 def set_mode(net, mode):
     if MODES[mode] is not None:
