@@ -10,13 +10,13 @@ from .layer.batch_norm import SyncBatchNorm
 from .layer.convert import convert_sync_batchnorm
 from .layer.finding import synchronized_layers
 from .mxnet_private.arrays import arrays_in
-from .parallel.devices import ContextOfLoop, inside_map
+from .parallel.devices import OwnThreads, inside_map
 from .parallel.plain_loop import allow_plain_loop
 
 __all__ = ["install", "uninstall"]
 
 _replaced: list = []  # owner, name and value of each replaced attribute
-_devices_of = lru_cache(maxsize=None)(ContextOfLoop)
+_devices_of = lru_cache(maxsize=None)(OwnThreads)
 
 
 def install() -> None:

@@ -26,7 +26,7 @@ from .native.library import load
 from .native.processes import world
 from .parallel.devices import Devices
 from .parallel.forward import is_parallel
-from .parallel.replicas import restricted
+from .parallel.replicas import only_participants
 from .parallel.shards import Shards, check_array
 
 
@@ -209,7 +209,7 @@ def _call(net, shards, devices, layers):
             collect(False)
 
     try:
-        with restricted(layers, shards.contexts):
+        with only_participants(layers, shards.contexts):
             devices.map_first(call, shards.arguments)
     finally:
         collect(False)

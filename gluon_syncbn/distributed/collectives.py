@@ -49,7 +49,8 @@ def total(
     sums = np.array(numbers, np.float64)
     sent = sums.ctypes.data, sums.size, wait_seconds(timeout)
     if world().size > 1:
-        failures.check(load().gluon_syncbn_distributed_sum(name, signature, *sent))
+        if load().gluon_syncbn_distributed_sum(name, signature, *sent) < 0:
+            raise mx.MXNetError(load().gluon_syncbn_last_error())
     return sums.tolist()
 
 

@@ -93,9 +93,9 @@ def dividing_operators(net: mx.gluon.Block, outputs: Iterable) -> list[str]:
     of one device.
     """
     hybrid = [b for b in blocks.blocks_of(net) if isinstance(b, HybridBlock)]
-    found = [blocks.graph_of(block) for block in hybrid if blocks.has_graph(block)]
-    found += graphs.symbols_of(outputs)
-    nodes = [node for graph in found for node in graphs.nodes_of(graph)]
+    found = [*map(blocks.graph_of, hybrid), *graphs.symbols_of(outputs)]
+    recorded = [graph for graph in found if graph is not None]
+    nodes = [node for graph in recorded for node in graphs.nodes_of(graph)]
     names = {
         f"{node['op']} {node['name']}": None
         for node in nodes

@@ -132,6 +132,15 @@ def array_of(values: np.ndarray, context: mx.Context) -> mx.nd.NDArray:
     return mx.nd.array(values, context, values.dtype)
 
 
+def to_context(array: mx.nd.NDArray, context: mx.Context) -> mx.nd.NDArray:
+    """Return a copy on another context, or the array itself if it is there."""
+    if array.context == context:
+        return array
+    copy = mx.nd.empty(array.shape, context, array.dtype)
+    copy = _copyto(array.as_nd_ndarray(), out=copy)
+    return copy.as_np_ndarray() if isinstance(array, mx.np.ndarray) else copy
+
+
 def sum_into_first(lists: Sequence[Sequence]) -> None:
     """Add the dense arrays of each list, on several contexts, to its first one."""
     for first, *others in lists:
@@ -141,15 +150,6 @@ def sum_into_first(lists: Sequence[Sequence]) -> None:
             copies.append(_copyto(array.as_nd_ndarray(), out=copy))
         if copies:
             add_n(total, *copies, out=total)
-
-
-def to_context(array: mx.nd.NDArray, context: mx.Context) -> mx.nd.NDArray:
-    """Return a copy on another context, or the array itself if it is there."""
-    if array.context == context:
-        return array
-    copy = mx.nd.empty(array.shape, context, array.dtype)
-    copy = _copyto(array.as_nd_ndarray(), out=copy)
-    return copy.as_np_ndarray() if isinstance(array, mx.np.ndarray) else copy
 
 
 # ---- Random seeds.

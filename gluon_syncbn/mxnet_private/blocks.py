@@ -9,7 +9,7 @@ import gc
 import inspect
 import sys
 from operator import attrgetter
-from typing import Any, Callable, Iterable, NamedTuple, Sequence
+from typing import Any, Iterable, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet.gluon import HybridBlock, nn
@@ -75,9 +75,9 @@ def set_settings(block: mx.gluon.Block, settings: dict) -> None:
     block._kwargs = settings
 
 
-def parameters_by_place(net: mx.gluon.Block, prefix: str = "") -> dict:
+def parameters_by_place(net: mx.gluon.Block) -> dict:
     """Return parameters by their path in the net, as in files, not by their name."""
-    return net._collect_params_with_prefix(prefix)
+    return net._collect_params_with_prefix()
 
 
 def set_parameter(
@@ -103,9 +103,10 @@ def count_inputs(block: mx.gluon.Block) -> int | None:
     return len(named - names)
 
 
-def graph_of(block: mx.gluon.HybridBlock) -> mx.sym.Symbol:
+def graph_of(block: mx.gluon.HybridBlock) -> mx.sym.Symbol | None:
     """Return the graph of a SymbolBlock, or of a hybridized block after its call."""
-    return block._cached_graph[1]
+    cached = vars(block).get("_cached_graph")
+    return cached[1] if cached else None
 
 
 def set_graph(block: mx.gluon.SymbolBlock, symbol: mx.sym.Symbol) -> None:
@@ -130,9 +131,9 @@ def forget_graphs_with(parameters: Iterable) -> None:
     """
     names = {parameter.var().name for parameter in parameters}
     for block in gc.get_objects() if names else ():
-        if issubclass(type(block), HybridBlock) and has_graph(block):
-            if not names.isdisjoint(graph_of(block).list_inputs()):
-                forget_graph(block)
+        graph = graph_of(block) if issubclass(type(block), HybridBlock) else None
+        if graph is not None and not names.isdisjoint(graph.list_inputs()):
+            forget_graph(block)
 
 
 def is_traced(leaves: Iterable) -> bool:
@@ -156,32 +157,31 @@ def call_with_parameters(block: mx.gluon.HybridBlock, *inputs: Any) -> Any:
 _RUNS = ("forward", "_call_cached_op") if IS_GLUON_2 else ("forward",)
 
 
-def own_forward(block: mx.gluon.Block) -> dict:
-    """Return the functions that replace the class's methods on one block, by name."""
-    return {name: vars(block)[name] for name in _RUNS if name in vars(block)}
+class ForwardReplacement:
+    """A replacement for the function that a call of one net runs, hybridized or not.
 
+    It is an attribute of the net, so a copy of the net has its own.
+    """
 
-def replace_forward(block: mx.gluon.Block, forward: Callable) -> None:
-    """Replace the function that a call of one block runs, hybridized or not."""
-    for name in _RUNS if isinstance(block, HybridBlock) else ("forward",):
-        setattr(block, name, forward)
+    def __init__(self, net: mx.gluon.Block) -> None:
+        self.net = net
+        self._replaced = {name: vars(net)[name] for name in _RUNS if name in vars(net)}
 
+    def install(self) -> None:
+        for name in _RUNS if isinstance(self.net, HybridBlock) else ("forward",):
+            setattr(self.net, name, self)
 
-def restore_forward(block: mx.gluon.Block, former: dict) -> None:
-    """Undo `replace_forward`; `former` is the earlier result of `own_forward`."""
-    for name in own_forward(block):
-        delattr(block, name)
-    for name, function in former.items():
-        setattr(block, name, function)
+    def remove(self) -> None:
+        for name in _RUNS:
+            vars(self.net).pop(name, None)
+        vars(self.net).update(self._replaced)
 
-
-def run_forward(block: mx.gluon.Block, former: dict, args: Sequence) -> Any:
-    """Run the function that a call of a block ran before `replace_forward`."""
-    is_graph = IS_GLUON_2 and getattr(block, "_active", False) and not is_traced(args)
-    name = "_call_cached_op" if is_graph else "forward"
-    if name in former:
-        return former[name](*args)
-    return getattr(type(block), name)(block, *args)
+    def run_replaced(self, *args: Any) -> Any:
+        is_active = IS_GLUON_2 and getattr(self.net, "_active", False)
+        name = "_call_cached_op" if is_active and not is_traced(args) else "forward"
+        if name in self._replaced:
+            return self._replaced[name](*args)
+        return getattr(type(self.net), name)(self.net, *args)
 
 
 class Trace(NamedTuple):
@@ -231,7 +231,3 @@ def current_build() -> Trace | None:
     for found in _frames_of(_BUILD):
         return Trace.of(found["self"], found["data"], found["args"])
     return None
-
-
-def has_graph(block: mx.gluon.HybridBlock) -> bool:
-    return bool(vars(block).get("_cached_graph"))

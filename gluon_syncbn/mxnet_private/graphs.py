@@ -8,13 +8,11 @@ import inspect
 import json
 import re
 import threading
-import weakref
 from typing import Any, Callable, Iterable, Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
-from mxnet.ndarray import _ndarray_cls
 
 from .arrays import identity as _identity
 
@@ -139,29 +137,25 @@ def resolve_entry(entry: list, entries: list) -> list:
 
 def names_of(arrays: Iterable) -> list[str | None]:
     """Return the name of each array's node; None where nothing is recorded."""
-    return [None if s is None else s.name for s in _symbols(arrays)]
+    return [None if s is None else s.name for s in symbols_of(arrays)]
 
 
 def entries_of(arrays: Iterable) -> list[str | None]:
     """Return the unique name of each output; None where nothing is recorded."""
-    symbols = _symbols(arrays)
+    symbols = symbols_of(arrays)
     return [None if s is None else s.list_outputs()[0] for s in symbols]
-
-
-def names_behind(arrays: Iterable) -> set[str]:
-    """Return the names of all variables that some arrays depend on."""
-    symbols = [symbol for symbol in _symbols(arrays) if symbol is not None]
-    return set(mx.sym.Group(symbols).list_arguments()) if symbols else set()
 
 
 def variables_behind(arrays: Iterable) -> set[str]:
     """Return the names of the variables with a gradient that arrays depend on."""
-    return {name for name in names_behind(arrays) if name.startswith("var")}
+    symbols = [symbol for symbol in symbols_of(arrays) if symbol is not None]
+    names = mx.sym.Group(symbols).list_arguments() if symbols else []
+    return {name for name in names if name.startswith("var")}
 
 
 def operators_behind(arrays: Iterable) -> list[int]:
     """Return the numbers of all recorded operators that some arrays depend on."""
-    symbols = symbols_of(arrays)
+    symbols = [symbol for symbol in symbols_of(arrays) if symbol is not None]
     if not symbols:
         return []
     names = mx.sym.Group(symbols).get_internals().list_outputs()
@@ -170,7 +164,7 @@ def operators_behind(arrays: Iterable) -> list[int]:
 
 def next_operator() -> int:
     """Record an operator and return its number."""
-    (symbol,) = _symbols([_identity(_marked("null", mx.cpu()))])
+    (symbol,) = symbols_of([_identity(_marked("null", mx.cpu()))])
     return int(symbol.name.split("_")[1])
 
 
@@ -185,11 +179,7 @@ def _marked(grad_req, context):
 _OPERATOR = re.compile(r"node_(\d+)")
 
 
-def symbols_of(arrays: Iterable) -> list[mx.sym.Symbol]:
-    return [symbol for symbol in _symbols(arrays) if symbol is not None]
-
-
-def _symbols(arrays):
+def symbols_of(arrays: Iterable) -> list[Any]:
     """Return each array's recorded graph, or None."""
     symbols = []
     for array in arrays:
@@ -201,56 +191,31 @@ def _symbols(arrays):
     return symbols
 
 
-# ---- Blocks of `autograd.record()`. Autograd has no public identity of the open block.
-
-_scope = autograd._RecordingStateScope
-_MXNET_ENTER, _MXNET_EXIT = _scope.__enter__, _scope.__exit__
-_counting = 0  # owners
+# ---- Scopes: ``with autograd.record():`` and such. The open scope has no public name.
 
 
-class _Blocks(threading.local):
-    """The number of blocks that a thread has entered, and its open scopes.
-
-    Ctrl-C may raise in the first line of `__enter__` or `__exit__`, so that `__exit__`
-    never ends. The weak set then drops the scope, because nothing else refers to it.
-    """
-
-    def __init__(self):
-        self.number, self.open = 0, weakref.WeakSet()
+class _Scopes(threading.local):
+    number = 0  # outermost scopes that the thread has entered
 
 
-_blocks = _Blocks()
+_scopes = _Scopes()
 
 
-def count_blocks_for(owner: Any) -> None:
-    """Count the blocks that threads enter, until `owner` is deleted."""
-    global _counting
-    _counting += 1
-    _scope.__enter__, _scope.__exit__ = _enter, _exit
-    weakref.finalize(owner, _end_counting).atexit = False
+@functools.lru_cache(maxsize=None)
+def count_scopes() -> None:
+    """Count the scopes of ``autograd`` that threads enter from now on."""
+    enter = autograd._RecordingStateScope.__enter__
+
+    def counted_enter(self):
+        _scopes.number += not (autograd.is_recording() or autograd.is_training())
+        return enter(self)
+
+    autograd._RecordingStateScope.__enter__ = counted_enter
 
 
-def block_number() -> int:
-    """Return how many outermost blocks this thread has entered while counting."""
-    return _blocks.number
-
-
-def _end_counting():
-    global _counting
-    _counting -= 1
-    if not _counting:
-        _scope.__enter__, _scope.__exit__ = _MXNET_ENTER, _MXNET_EXIT
-
-
-def _enter(self):
-    _blocks.number += not _blocks.open
-    _blocks.open.add(self)
-    return _MXNET_ENTER(self)
-
-
-def _exit(self, *exception):
-    _blocks.open.discard(self)
-    return _MXNET_EXIT(self, *exception)
+def scope_number() -> int:
+    """Return how many outermost scopes this thread has entered while counting."""
+    return _scopes.number
 
 
 # ---- Backward. MXNet has no hook for it, but `backward` and `autograd.grad` call the
@@ -275,7 +240,6 @@ class BackwardCall:
         self.retain_graph, self.train_mode = bool(retain_graph), bool(train_mode)
 
     def run(self) -> None:
-        """Run MXNet's own backward."""
         mx.base.check_call(_mxnet_differentiate(*self._arguments))
 
 
@@ -285,12 +249,19 @@ def replace_backward(
     """Call `backward` in place of MXNet's function whenever `concerns()` is true."""
 
     def replacement(*arguments):
-        if not concerns():
+        if _own.is_running or not concerns():
             return _mxnet_differentiate(*arguments)
         backward(BackwardCall(arguments))
         return 0
 
     _LIB.MXAutogradBackwardEx = replacement
+
+
+class _Own(threading.local):
+    is_running = False  # True in `differentiate`
+
+
+_own = _Own()
 
 
 def differentiate(
@@ -304,22 +275,16 @@ def differentiate(
 
     A gradient that is None stands for ones.
     """
-    grads = ctypes.POINTER(ctypes.c_void_p)()
-    stypes = ctypes.POINTER(ctypes.c_int)()
-    head_gradients = (ctypes.c_void_p * len(heads))(
-        *(None if gradient is None else gradient.handle for gradient in gradients)
-    )
-    flags = map(ctypes.c_int, (retain_graph, False, train_mode))
-    code = _mxnet_differentiate(
-        *(len(heads), mx.base.c_handle_array(heads), head_gradients),
-        *(len(variables), mx.base.c_handle_array(variables), *flags),
-        *(ctypes.byref(grads), ctypes.byref(stypes)),
-    )
-    mx.base.check_call(code)
-    return [
-        _ndarray_cls(ctypes.c_void_p(grads[k]), stype=stypes[k])
-        for k in range(len(variables))
-    ]
+    heads, gradients, variables = list(heads), list(gradients), list(variables)
+    _own.is_running = True
+    try:
+        if variables:
+            options = retain_graph, False, train_mode
+            return autograd.grad(heads, variables, gradients, *options)
+        autograd.backward(heads, gradients, retain_graph, train_mode)
+        return []
+    finally:
+        _own.is_running = False
 
 
 def drop(heads: Sequence) -> None:

@@ -1,4 +1,4 @@
-"""Arrays of Gluon's parameters, and marks on them.
+"""Arrays of Gluon's parameters, and the parameters of parallel nets.
 
 The public `list_data` and `list_grad` raise for sparse parameters, and for parameters
 without arrays.
@@ -6,7 +6,6 @@ without arrays.
 
 from __future__ import annotations
 
-import functools
 import sys
 import weakref
 from operator import attrgetter, methodcaller
@@ -35,10 +34,6 @@ def contexts_of(parameter: mx.gluon.Parameter) -> list[mx.Context]:
         return []
 
 
-def is_dense(parameter: mx.gluon.Parameter) -> bool:
-    return parameter._stype == "default"
-
-
 def move(parameter: mx.gluon.Parameter, contexts: Sequence[mx.Context]) -> None:
     getattr(parameter, _reset_context)(contexts)
 
@@ -51,25 +46,6 @@ def data_of(parameter: Any) -> Sequence:
 def gradients_of(parameter: Any) -> Sequence:
     """Return the gradients of `data_of`; () without a gradient."""
     return parameter._grad or ()
-
-
-def save_value_of(parameter: Any, context: mx.Context | None) -> None:
-    """Make Gluon save a parameter's value on one context; None undoes it.
-
-    Gluon saves the mean over contexts, which rounds even if all values are equal.
-    """
-    if context is None:
-        vars(parameter).pop("_reduce", None)
-    elif "_reduce" not in vars(parameter) and is_dense(parameter):
-        parameter._reduce = functools.partial(_on_cpu, parameter, context)
-
-
-def _on_cpu(parameter, context):
-    mx.nd.waitall()  # MXNet may still change a weight's layout, which no read waits for
-    # The method `data` would record that a program may write to the array
-    # (`lend_data`).
-    value = next(data for data in data_of(parameter) if data.context == context)
-    return value.copyto(mx.cpu())
 
 
 def trainer_set(parameter: mx.gluon.Parameter) -> mx.gluon.Trainer | None:
@@ -102,76 +78,41 @@ def with_gradients(parameters: Iterable) -> list[tuple[Any, list]]:
     return [(p, list(zip(p._data, p._grad))) for p in parameters if p._data and p._grad]
 
 
-def not_adopted(parameters: Iterable, arrays: dict) -> list:
-    """Return the parameters without a mark, or with other arrays than in `arrays`."""
-    return [
-        parameter
-        for parameter in parameters
-        if parameter._data is None
-        or arrays.get(parameter) is not parameter._data
-        or not hasattr(parameter, "_gluon_syncbn_is_summed")
-    ]
+# ---- Parameters of parallel nets.
 
 
-def is_parallel(parameter: mx.gluon.Parameter) -> bool:
-    """Return True if a parameter belongs to a parallel net."""
-    return hasattr(parameter, "_gluon_syncbn_is_summed")
+class ReplicatedData:
+    """A replacement for the method `data` of a parameter of a parallel net.
 
-
-def is_summed(parameter: mx.gluon.Parameter) -> bool:
-    """Return True if each device has the gradient of the whole batch."""
-    return getattr(parameter, "_gluon_syncbn_is_summed", False)
-
-
-def set_summed(parameters: Iterable[mx.gluon.Parameter], summed: bool) -> None:
-    """Set what `is_summed` returns, and `is_parallel` to True."""
-    for parameter in parameters:
-        parameter._gluon_syncbn_is_summed = summed
-
-
-def unset_parallel(parameter: mx.gluon.Parameter) -> None:
-    vars(parameter).pop("_gluon_syncbn_is_summed", None)
-
-
-def lend_data(parameter: mx.gluon.Parameter, here: Any) -> None:
-    """Record which array a parameter's method `data` returns to the program.
-
-    `here.contexts` is empty in a call by the program.
+    `here.contexts` is empty in a call by the program, which may write to the array.
     """
-    parameter.data = _LentData(parameter, here)
 
+    contexts: Sequence  # the net's devices
+    arrays: Any  # the parameter's arrays, whose contexts are known
 
-def keep_data(parameter: mx.gluon.Parameter) -> None:
-    vars(parameter).pop("data", None)
-
-
-def collect_lent(parameters: Iterable) -> None:
-    """Copy lent arrays, to which a program may have written, to the other devices."""
-    replaced = [vars(p)["data"] for p in parameters if "data" in vars(p)]
-    lent = [data for data in replaced if data.lent]
-    if lent:
-        # A prediction re-lays weights in place by work that no copy waits for.
-        mx.nd.waitall()
-        with mx.autograd.pause():
-            for data in lent:
-                data.collect()
-
-
-class _LentData:
-    """Replacement for a parameter's method `data`."""
-
-    def __init__(self, parameter, here):
+    def __init__(self, parameter: Any, here: Any) -> None:
         self._parameter, self._here = parameter, here
-        self.lent = None  # the context of the array that was returned last
+        self.is_summed = False  # each device has the gradient of the whole batch
+        self.lent: Any = None  # the context of the array that the program got last
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any) -> mx.nd.NDArray:
         array = type(self._parameter).data(self._parameter, *args, **kwargs)
         if not self._here.contexts and len(self._parameter._data) > 1:
             self.lent = array.context
         return array
 
-    def collect(self):
-        """Copy the array that was returned to the other devices."""
+    def value(self) -> mx.nd.NDArray:
+        """Return the first device's value, which Gluon then saves.
+
+        Gluon saves the mean over contexts, which rounds even if all values are equal.
+        """
+        mx.nd.waitall()  # no read waits for work that changes a weight's layout
+        first = self.contexts[0]
+        arrays = data_of(self._parameter)
+        return next(a for a in arrays if a.context == first).copyto(mx.cpu())
+
+    def collect(self) -> None:
+        """Copy the array that was lent to the other devices."""
         arrays = {data.context: data for data in data_of(self._parameter)}
         source = arrays.pop(self.lent, None)
         if source is None:  # the parameter has been moved
@@ -183,3 +124,62 @@ class _LentData:
         # another.
         if sys.getrefcount(source) <= 3:
             self.lent = None
+
+
+def replicate(parameter: Any, contexts: Sequence, here: Any) -> bool:
+    """Make a dense parameter a parallel net's; return True if it was none's."""
+    if parameter._stype != "default":
+        return False
+    is_new = not is_replicated(parameter)
+    if is_new:
+        parameter.data = ReplicatedData(parameter, here)
+        parameter._reduce = parameter.data.value
+    parameter.data.contexts = contexts
+    parameter.data.arrays = parameter._data
+    return is_new
+
+
+def set_summed(parameters: Iterable, summed: bool) -> None:
+    """Set what `is_summed` returns."""
+    for parameter in parameters:
+        if isinstance(parameter.data, ReplicatedData):
+            parameter.data.is_summed = summed
+
+
+def undo_replicate(parameter: mx.gluon.Parameter) -> None:
+    for name in "data", "_reduce":
+        vars(parameter).pop(name, None)
+
+
+def is_replicated(parameter: Any) -> bool:
+    """Return True if a parameter belongs to a parallel net."""
+    return isinstance(parameter.data, ReplicatedData)
+
+
+def not_replicated(parameters: Iterable, contexts: Sequence) -> list:
+    """Return the parameters that are new to a parallel net, or have other arrays."""
+    return [
+        p
+        for p in parameters
+        if not isinstance(p.data, ReplicatedData)
+        or p._data is None
+        or p.data.arrays is not p._data
+        or p.data.contexts != contexts
+    ]
+
+
+def is_summed(parameter: Any) -> bool:
+    """Return True if each device has the gradient of the whole batch."""
+    return is_replicated(parameter) and parameter.data.is_summed
+
+
+def collect_lent(parameters: Iterable) -> None:
+    """Copy lent arrays, to which a program may have written, to the other devices."""
+    replicated = [p.data for p in parameters if isinstance(p.data, ReplicatedData)]
+    lent = [data for data in replicated if data.lent]
+    if lent:
+        # A prediction re-lays weights in place by work that no copy waits for.
+        mx.nd.waitall()
+        with mx.autograd.pause():
+            for data in lent:
+                data.collect()

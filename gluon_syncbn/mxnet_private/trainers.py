@@ -17,7 +17,7 @@ from .parameters import (
     data_of,
     gradients_of,
     is_fresh,
-    is_parallel,
+    is_replicated,
     is_summed,
     mark_fresh,
     trainer_set,
@@ -60,9 +60,8 @@ def update_on_devices(trainer: mx.gluon.Trainer) -> None:
     parameters between two steps. Optimizer states are kept.
     """
     is_local = _is_local(trainer._kvstore_params["kvstore"])
-    if not is_local or trainer._contains_sparse_weight:
-        return
-    if not any(map(is_parallel, trainer._params)):
+    is_parallel = any(map(is_replicated, trainer._params))
+    if not is_parallel or not is_local or trainer._contains_sparse_weight:
         return
     trainer._kvstore_params["update_on_kvstore"] = False
     if trainer._update_on_kvstore:
@@ -97,10 +96,11 @@ def updated_once(trainer: mx.gluon.Trainer) -> Iterator[None]:
     counts its updates. First, the first replica receives what the program may have
     written to other replicas and to the gradient on the current context.
     """
-    parallel = [p for p in trainer._params if is_parallel(p) and gradients_of(p)]
+    parallel = [p for p in trainer._params if is_replicated(p) and gradients_of(p)]
     for parameter in parallel:
         gradients = gradients_of(parameter)
-        current = _current(gradients)
+        here = mx.context.current_context()  # as in `grad()`
+        current = next((g for g in gradients if g.context == here), gradients[0])
         # All replicas of an "add" gradient must stay equal for the next backward.
         count = None if parameter.grad_req == "add" else 1
         for gradient in gradients[:count]:
@@ -113,8 +113,7 @@ def updated_once(trainer: mx.gluon.Trainer) -> Iterator[None]:
         first, *others = data_of(parameter)
         if not is_fresh(first):  # the update clears the mark
             copy_first([first, *others])
-            for other in others:
-                mark_fresh([other], False)
+            mark_fresh(others, False)
 
 
 def share_states(trainer: mx.gluon.Trainer) -> None:
@@ -126,14 +125,14 @@ def share_states(trainer: mx.gluon.Trainer) -> None:
 
 @contextlib.contextmanager
 def _one_replica_each(trainer, parameters, grad_req=None):
-    former, chosen = trainer._params, set(map(id, parameters))
+    saved, chosen = trainer._params, set(map(id, parameters))
     trainer._params = [
-        _OneReplica(p, grad_req or p.grad_req) if id(p) in chosen else p for p in former
+        _OneReplica(p, grad_req or p.grad_req) if id(p) in chosen else p for p in saved
     ]
     try:
         yield
     finally:
-        trainer._params = former
+        trainer._params = saved
 
 
 class _OneReplica:
@@ -157,12 +156,6 @@ def copy_first(arrays: Sequence) -> None:
     first, *others = arrays
     for other in others:
         first.copyto(other)
-
-
-def _current(arrays):
-    """Return the array on the current context, as `grad()` does, else the first."""
-    here = mx.context.current_context()
-    return next((array for array in arrays if array.context == here), arrays[0])
 
 
 def when_trainer_is_set(parameter: mx.gluon.Parameter, act: Callable) -> None:

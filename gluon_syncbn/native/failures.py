@@ -14,9 +14,9 @@ import sys
 import sysconfig
 import threading
 import warnings
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import lru_cache
-from typing import Any, Sequence
+from typing import Any, Iterator, Sequence
 
 import mxnet as mx
 
@@ -45,12 +45,23 @@ here = Here()
 _turns: Any = collections.defaultdict(threading.RLock)  # one per process
 
 
-def turn() -> Any:
-    """Return the lock of the thread that calls MXNet for several contexts, or recovers.
+@contextmanager
+def turn() -> Iterator[tuple[DeferredSignals, bool]]:
+    """Defer signals, and wait until no other thread maps or recovers.
 
-    Another thread must not cancel a step's work between two contexts.
+    Another thread must not cancel a step's work between two contexts. Yield the section
+    of deferred signals, and False if the wait has timed out.
     """
-    return _turns[os.getpid()]
+    with DeferredSignals() as section:
+        if here.contexts:  # the outermost map has the turn
+            yield section, True
+            return
+        lock = _turns[os.getpid()]
+        try:
+            yield section, section.wait(0, lock.acquire, True, bound())
+        finally:
+            with suppress(RuntimeError):  # this thread has not got its turn
+                lock.release()
 
 
 # ---- Timeouts.
@@ -87,11 +98,11 @@ def set_timeout(seconds: float) -> None:
     Examples
     --------
     >>> import gluon_syncbn
-    >>> former = gluon_syncbn.get_timeout()
+    >>> previous = gluon_syncbn.get_timeout()
     >>> gluon_syncbn.set_timeout(60)
     >>> gluon_syncbn.get_timeout()
     60.0
-    >>> gluon_syncbn.set_timeout(former)
+    >>> gluon_syncbn.set_timeout(previous)
     """
     load().gluon_syncbn_set_timeout(check_timeout(seconds, "seconds"))
 
@@ -135,13 +146,6 @@ def check_thread() -> None:
             f"another thread ({reason}). Discard its results, and repeat the step "
             "without recover()."
         )
-
-
-def check(code: int) -> int:
-    """Return a native function's result, or raise its error if it is negative."""
-    if code < 0:
-        raise mx.MXNetError(load().gluon_syncbn_last_error())
-    return code
 
 
 def end_waits(reason: str) -> None:
@@ -202,17 +206,9 @@ def recover(reason: str = "gluon_syncbn.recover() was called") -> None:
     was_cancelled, here.was_cancelled = here.was_cancelled, False
     if was_cancelled and not failure():
         return
-    with DeferredSignals() as section:
-        lock = turn()
-        try:
-            # The thread that has the turn may wait in vain.
-            load().gluon_syncbn_fail_all(reason, False)
-            if not here.contexts:
-                section.wait(0, lock.acquire, True, bound())
-            give_up(reason)
-        finally:
-            with suppress(RuntimeError):  # this thread has not got its turn
-                lock.release()
+    load().gluon_syncbn_fail_all(reason, False)  # the thread that has the turn may wait
+    with turn():
+        give_up(reason)
     if failure():  # an exchange with other processes has failed
         raise mx.MXNetError(
             "recover() cannot restore several processes. You must start the program "
@@ -282,35 +278,30 @@ def warn(text: str) -> None:
 
 @ctypes.CFUNCTYPE(None)
 def _locate():
+    """Pass a line of text for each thread of the program to native code, main first."""
     try:
-        load().gluon_syncbn_tell_where(_lines_of_threads())
+        frames, main = sys._current_frames(), threading.main_thread()  # noqa: SLF001
+        lines = ""
+        for thread in dict.fromkeys((main, *threading.enumerate())):
+            place = _place(_users_frame(frames.get(thread.ident or 0)))
+            name = "The program" if thread is main else f"Its thread '{thread.name}'"
+            lines += f"\n{name} stands at {place}" if place else ""
+        load().gluon_syncbn_tell_where(lines)
     except BaseException:  # the timeout's error is raised without these lines
         pass
 
 
-def _lines_of_threads():
-    """Return a line of text for each thread of the user's program, main first."""
-    frames, main = sys._current_frames(), threading.main_thread()  # noqa: SLF001
-    threads = {main.ident: main, **{t.ident: t for t in threading.enumerate()}}
-    lines = ""
-    for ident, thread in threads.items():
-        place = _place(frames.get(ident or 0))
-        if place:
-            name = "The program" if thread is main else f"Its thread '{thread.name}'"
-            lines += f"\n{name} stands at {place}"
-    return lines
-
-
 def _place(frame):
-    """Return file, line, function and source of the user's innermost frame."""
-    frame = _users_frame(frame)
+    """Return a frame's file, line, function and source."""
     if frame is None:
         return ""
-    code = frame.f_code
-    source = linecache.getline(code.co_filename, frame.f_lineno).strip()
+    code, folder = frame.f_code, os.path.join(os.getcwd(), "")
+    path = code.co_filename
+    source = linecache.getline(path, frame.f_lineno).strip()
     inside = "" if code.co_name == "<module>" else f", in {code.co_name}"
     source = f": {source}" if source else ""
-    return f"{_relative(code.co_filename)}:{frame.f_lineno}{inside}{source}"
+    path = path[len(folder) :] if path.startswith(folder) else path
+    return f"{path}:{frame.f_lineno}{inside}{source}"
 
 
 def _users_frame(frame):
@@ -326,23 +317,12 @@ def _users_frame(frame):
     return frame
 
 
-def _relative(path):
-    """Return the path relative to the working directory if it is below it."""
-    folder = os.path.join(os.getcwd(), "")
-    return path[len(folder) :] if path.startswith(folder) else path
-
-
 # ---- When this module is imported.
 
-
-def _set_timeout_from_environment():
-    value = os.environ.get(_VARIABLE)
-    try:
-        if value is not None:
-            set_timeout(float(value))
-    except ValueError:
-        check_timeout(value, _VARIABLE)  # raises an error with the variable's name
-
-
 load()  # registers the operator, so that symbols from files find it
-_set_timeout_from_environment()
+_seconds = os.environ.get(_VARIABLE)
+if _seconds is not None:
+    try:
+        set_timeout(float(_seconds))
+    except ValueError:
+        check_timeout(_seconds, _VARIABLE)  # raises an error with the variable's name

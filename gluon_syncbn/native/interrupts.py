@@ -8,7 +8,6 @@ thread calls MXNet, it crashes MXNet. Inside an update it leaves half a step.
 from __future__ import annotations
 
 import inspect
-import math
 import os
 import signal
 import sys
@@ -21,7 +20,6 @@ from .library import load
 # The C functions, because Python's take 170 us to convert all signals to enums.
 _handler_of = inspect.unwrap(signal.getsignal)
 _set_handler = inspect.unwrap(signal.signal)
-ALL_WAIT = math.inf, math.inf
 
 
 class DeferredSignals:
@@ -34,10 +32,9 @@ class DeferredSignals:
     _open: DeferredSignals | None = None
 
     def __init__(self) -> None:
-        self._former: dict = {}
+        self._replaced: dict = {}
         self._deferred: list[tuple] = []
-        # How many SIGINTs, and how many other signals, wait for the section's end.
-        self.limits: tuple[float, float] = ALL_WAIT
+        self._patience: int | None = None  # SIGINTs that `wait` defers; None outside
 
     def __enter__(self) -> DeferredSignals:
         if threading.current_thread() is not threading.main_thread():
@@ -50,7 +47,7 @@ class DeferredSignals:
                 if callable(handler):
                     # An earlier section may not have restored the handler.
                     handler = getattr(handler, "handler", handler)
-                    self._former[number] = handler
+                    self._replaced[number] = handler
                     _set_handler(number, _DeferredHandler(self, handler))
             DeferredSignals._open = self  # no later statement raises
         except BaseException:
@@ -72,7 +69,7 @@ class DeferredSignals:
                     _call_all(self._deferred)
 
     def _restore_handlers(self):
-        for number, handler in self._former.items():
+        for number, handler in self._replaced.items():
             _set_handler(number, handler)
 
     def wait(self, patience: int, function: Callable, *arguments: Any) -> Any:
@@ -81,17 +78,16 @@ class DeferredSignals:
         The first `patience` SIGINTs wait for the section's end. Later SIGINTs, and
         other signals, interrupt at once, even if the function has just ended.
         """
-        former = self.limits
+        previous = self._patience
         try:
-            self.limits = patience, 0
+            self._patience = patience
             if self._deferred:
                 self._call_due()
             return function(*arguments)
         finally:
-            self.limits = former
+            self._patience = previous
 
     def handle(self, number: int, handler: Callable, frame: Any) -> None:
-        """Call a signal's handler, now or later."""
         if DeferredSignals._open is self:
             self._deferred.append((number, handler, frame))
             self._call_due()
@@ -99,16 +95,15 @@ class DeferredSignals:
             handler(number, frame)
 
     def _call_due(self):
-        interrupts = [s for s in self._deferred if s[0] == signal.SIGINT]
-        others = [s for s in self._deferred if s[0] != signal.SIGINT]
-        due, kept = [], []
-        for signals, limit in zip((interrupts, others), self.limits):
-            (due if len(signals) > limit else kept).extend(signals)
-        if due:
+        """Call all handlers if one must not wait any longer."""
+        if self._patience is None:
+            return
+        patience, numbers = self._patience, [number for number, *_ in self._deferred]
+        if set(numbers) != {signal.SIGINT} or len(numbers) > patience:
             # A second exception must not interrupt the unwinding of the first one.
-            limits, self.limits, self._deferred = self.limits, ALL_WAIT, kept
+            self._patience, due, self._deferred = None, self._deferred, []
             _call_all(due)
-            self.limits = limits
+            self._patience = patience
 
 
 class _DeferredHandler:
@@ -145,9 +140,9 @@ def watch_ctrl_c() -> None:
     """
     if threading.current_thread() is not threading.main_thread():
         return
-    former = signal.set_wakeup_fd(-1)
-    if former != -1:
-        signal.set_wakeup_fd(former)
+    previous = signal.set_wakeup_fd(-1)
+    if previous != -1:
+        signal.set_wakeup_fd(previous)
         return
     read, write = os.pipe()
     os.set_blocking(write, False)

@@ -6,7 +6,6 @@ import ctypes
 import functools
 import os
 import struct
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,9 @@ from ..mxnet_private.arrays import mxnet_path
 
 _NAME = "libgluon_syncbn.so"
 _MPI_NAME = "libgluon_syncbn_mpi.so"
-_CURE = (
+_BUILD = (
     "`pip install .`, or for development with `pip install --no-build-isolation -e .`"
 )
-_SEAL = b"gluon_syncbn"  # as in setup.py
 
 
 class Text(ctypes.c_char_p):
@@ -38,20 +36,16 @@ class Status(ctypes.c_int):
     """The result of a function that can fail and returns nothing else."""
 
 
-def _count(result, *_call):
+def _check(result, *_call):
     if result.value < 0:
         raise RuntimeError(load().gluon_syncbn_last_error())
     return result.value
 
 
-def _status(result, *_call):
-    _count(result)
-
-
 _CONVERSIONS = {
     Text: lambda result, *_call: result.value.decode(),
-    Count: _count,
-    Status: _status,
+    Count: _check,
+    Status: _check,
 }
 
 
@@ -131,7 +125,7 @@ def load() -> ctypes.CDLL:
     file = path()
     if not file.exists():
         raise ImportError(
-            f"{file} does not exist. Build it with {_CURE}. If it is installed, start "
+            f"{file} does not exist. Build it with {_BUILD}. If it is installed, start "
             f"Python outside {file.parent.parent}, which contains the sources."
         )
     limit = os.environ.get("GLUON_SYNCBN_INSTRUCTION_SET")
@@ -143,7 +137,7 @@ def load() -> ctypes.CDLL:
         library = ctypes.CDLL(str(file))
     except OSError as error:
         raise ImportError(
-            f"{file} cannot be loaded ({error}). Build it again with {_CURE}."
+            f"{file} cannot be loaded ({error}). Build it again with {_BUILD}."
         ) from None
     declare(library, file, _SIGNATURES)
     if library.gluon_syncbn_register(mxnet_path()) != 0:
@@ -152,10 +146,9 @@ def load() -> ctypes.CDLL:
 
 
 def _check_whole(file):
-    """Raise OSError if the file is damaged, which would crash the process.
+    """Raise OSError if the file's end is missing, which would crash the process.
 
-    setup.py appends a seal to the file, which tools such as strip remove. The table of
-    an ELF file's sections is before the seal.
+    The table of an ELF file's sections is at its end.
     """
     content = file.read_bytes()
     if len(content) < 64 or content[:4] != b"\x7fELF":
@@ -163,9 +156,6 @@ def _check_whole(file):
     offset, size, count = struct.unpack_from("<Q10xHH", content, 40)
     if len(content) < offset + size * count:
         raise OSError("its end is missing")
-    sum_of_content = zlib.crc32(content[:-16]).to_bytes(4, "little")
-    if content[-16:-4] == _SEAL and content[-4:] != sum_of_content:
-        raise OSError("it differs from the file that was built")
 
 
 def declare(library: ctypes.CDLL, file: Path, signatures: dict) -> None:
@@ -203,7 +193,7 @@ def _code(ctype):
 
 def _other_sources(file, fault):
     return ImportError(
-        f"{file} was built from other sources: {fault}. Build it again with {_CURE}."
+        f"{file} was built from other sources: {fault}. Build it again with {_BUILD}."
     )
 
 

@@ -45,32 +45,10 @@ class World:
 
     def __init__(self, comm: Any = None, machines: Sequence = ("this one",)) -> None:
         self.comm, self.size = comm, len(machines)
+        self.is_connected, self.has_left = comm is not None, False
         self.rank = 0 if comm is None else comm.rank
         own = machines[self.rank]
         self.of_machine = [rank for rank in range(self.size) if machines[rank] == own]
-        self._pid, self.has_left = os.getpid(), False
-
-    @property
-    def is_connected(self) -> bool:
-        return self.comm is not None
-
-    def leave(self) -> None:
-        """Leave the other processes, without waiting for them."""
-        if self.is_connected and not self.has_left:
-            mx.nd.waitall()
-            self.has_left = True
-            load().gluon_syncbn_distributed_leave()
-
-    def end(self) -> None:
-        """Leave the other processes when the interpreter exits."""
-        if os.getpid() != self._pid:
-            return  # a fork: MPI belongs to the parent
-        load().gluon_syncbn_distributed_leave()
-        # No operator of ours is running after this.
-        failures.give_up("the Python interpreter exits")
-        # mpi4py finalizes MPI after all exit handlers. That waits for all ranks with a
-        # busy processor, so ranks are awaited here.
-        load().gluon_syncbn_distributed_stop(failures.get_timeout())
 
 
 _world = World()
@@ -79,6 +57,18 @@ _world = World()
 def world() -> World:
     """Return the processes that this process is connected with."""
     return _world
+
+
+def _leave_at_exit(pid):
+    """Leave the other processes when the interpreter exits."""
+    if os.getpid() != pid:
+        return  # a fork: MPI belongs to the parent
+    load().gluon_syncbn_distributed_leave()
+    # No operator of ours is running after this.
+    failures.give_up("the Python interpreter exits")
+    # mpi4py finalizes MPI after all exit handlers. That waits for all ranks with a busy
+    # processor, so ranks are awaited here.
+    load().gluon_syncbn_distributed_stop(failures.get_timeout())
 
 
 def wait_seconds(timeout: float | None) -> float:
@@ -111,11 +101,10 @@ def init(timeout: float | None = None) -> None:
     ------
     RuntimeError
         If mpi4py is missing; if gluon_syncbn was built without MPI, or with another MPI
-        than mpi4py; if MPI was initialized without ``MPI_THREAD_MULTIPLE``; if the
-        launcher's environment (``OMPI_COMM_WORLD_SIZE``, ``PMI_SIZE``,
-        ``SLURM_NTASKS``, ``DMLC_NUM_WORKER`` and others) contains a larger number of
-        processes than MPI's 1; if not all processes call it within the timeout, after
-        which you may call it again; or after :func:`shutdown`.
+        than mpi4py; if MPI was initialized without ``MPI_THREAD_MULTIPLE``; if MPI
+        started with 1 process, but the launcher's environment has a larger number; if
+        not all processes call it within the timeout, after which you may call it again;
+        or after :func:`shutdown`.
     ValueError
         If `timeout` is not a positive number.
 
@@ -140,7 +129,7 @@ def init(timeout: float | None = None) -> None:
     load().gluon_syncbn_distributed_open(_transport(comm))
     _world = World(comm, machines)
     # Runs before the handler of failures.py, which was registered earlier.
-    atexit.register(_world.end)
+    atexit.register(_leave_at_exit, os.getpid())
 
 
 def is_initialized() -> bool:
@@ -222,7 +211,10 @@ def shutdown() -> None:
         distributed.shutdown()
         assert distributed.size() >= 1
     """
-    _world.leave()
+    if _world.is_connected and not _world.has_left:
+        mx.nd.waitall()
+        _world.has_left = True
+        load().gluon_syncbn_distributed_leave()
 
 
 def groups_of(k: int) -> list[list[int]]:
@@ -341,7 +333,7 @@ def _transport(comm):
         )
     reason = "the library has loaded another MPI"
     try:
-        library = _open(file)
+        library = ctypes.CDLL(str(file))
         declare(library, file, _SIGNATURES)
         if library.gluon_syncbn_mpi_initialized():
             return library.gluon_syncbn_mpi_transport(comm.py2f())
@@ -352,10 +344,6 @@ def _transport(comm):
         f"({reason}). Install mpi4py for the other MPI, or run "
         "`pip install --force-reinstall '.[mpi]'`."
     )
-
-
-def _open(file):
-    return ctypes.CDLL(str(file))
 
 
 def _name_of(mpi):

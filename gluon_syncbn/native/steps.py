@@ -13,7 +13,7 @@ import mxnet as mx
 
 from ..mxnet_private import trainers
 from ..mxnet_private.arrays import push
-from ..mxnet_private.parameters import gradients_of, is_parallel
+from ..mxnet_private.parameters import gradients_of, is_replicated
 from . import failures
 from .failures import warn
 from .interrupts import DeferredSignals
@@ -40,10 +40,10 @@ def release_trainers(parameters: Iterable[mx.gluon.Parameter]) -> None:
     """Undo `guard_trainers`, except for parameters that other layers also have."""
     kept = {id(p) for layer in list_alive(layers) for p in layer.parameters}
     for parameter in parameters:
-        if id(parameter) not in kept and not is_parallel(parameter):
+        if id(parameter) not in kept and not is_replicated(parameter):
             trainers.forget_trainers(parameter)
     for trainer in list_alive(_guarded):
-        is_needed = any(map(is_parallel, trainers.parameters_of(trainer)))
+        is_needed = any(map(is_replicated, trainers.parameters_of(trainer)))
         if not is_needed and not _layers_of(trainer):
             trainers.unwrap(trainer, _WRAPPERS)
             _guarded.pop(id(trainer), None)

@@ -116,7 +116,7 @@ def _run_calls(calls, leaves, backward, parameters):
 
 def _gradients_by_name(leaves, heads, gradients, train_mode):
     """Return the gradients of the leaves that heads depend on."""
-    names = graphs.names_behind(heads)
+    names = graphs.variables_behind(heads)
     found = {name: leaf for name, leaf in leaves.items() if name in names}
     if not found:
         return {}
@@ -139,9 +139,7 @@ class ParameterGradients:
     def __init__(self, calls: Iterable) -> None:
         self._summed: list = []  # parameters of parallel nets, each with its replicas
         self._replicas: dict = collections.defaultdict(list)  # lists by context
-        parallel = {
-            id(p) for call in calls if call.is_parallel for p in call.parameters
-        }
+        split = {id(p) for call in calls if call.splits_batch for p in call.parameters}
         known = set()  # arrays; parameters may share them
         parameters = dict.fromkeys(p for call in calls for p in call.parameters)
         for parameter, pairs in with_gradients(parameters):
@@ -151,7 +149,7 @@ class ParameterGradients:
                 if id(replica.data) not in known:
                     known.add(id(replica.data))
                     self._replicas[replica.data.context].append(replica)
-            if id(parameter) in parallel and replicas[0].data.stype == "default":
+            if id(parameter) in split and replicas[0].data.stype == "default":
                 self._summed.append((parameter, replicas))
 
     @contextmanager
@@ -173,13 +171,13 @@ class ParameterGradients:
 
     @contextmanager
     def summed(self) -> Iterator[None]:
-        """Sum the gradients that the block writes over devices, at its end.
+        """Sum over devices the gradients that the ``with`` block writes, at its end.
 
-        Gradients that the block does not write keep their values and marks, also after
+        Other gradients keep their values and marks, also after
         a failure. With grad_req="add" the sum is added to the earlier value.
         """
         replicas = sum(self._replicas.values(), [])
-        former = [data for data, *_ in replicas if is_fresh(data)]
+        previous = [data for data, *_ in replicas if is_fresh(data)]
         accumulated = [
             (grad, grad.copy())
             for _, replicas in self._summed
@@ -188,14 +186,14 @@ class ParameterGradients:
         ]
         for grad, _ in accumulated:
             grad[:] = 0
-        mark_fresh(former, False)
+        mark_fresh(previous, False)
         try:
             yield
             self._sum()
         finally:
             for grad, earlier in accumulated:
                 grad += earlier
-            mark_fresh(former)
+            mark_fresh(previous)
 
     def _sum(self):
         """Write the sum over the devices that have a gradient to all devices."""

@@ -13,7 +13,6 @@ import weakref
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import mxnet as mx
@@ -30,8 +29,7 @@ from ..arguments import (
 from ..compat import Context
 from ..mxnet_private.arrays import draw_seed, set_seed, watch_seed
 from ..native import failures
-from ..native.interrupts import DeferredSignals
-from .shards import check_array, share_bounds, split_rows
+from .shards import check_array, number_of_rows, share_bounds, split_rows
 
 _LISTS = (Sequence, mx.nd.NDArray, np.ndarray)
 
@@ -40,11 +38,14 @@ _LISTS = (Sequence, mx.nd.NDArray, np.ndarray)
 # when the thread has ended, so a context's thread lives as long as its process.
 
 
-class _OwnQueue(threading.local):
-    calls: Any = None  # the queue of the Worker that runs in this thread
+class _Thread(threading.local):
+    """State of the calling thread."""
+
+    calls: Any = None  # the queue of the Worker that runs in it
+    seed_count = -1  # calls of mx.random.seed when it was seeded
 
 
-_own_queue = _OwnQueue()
+_thread = _Thread()
 
 
 class Worker:
@@ -68,7 +69,7 @@ class Worker:
         A worker that waits for another worker's result serves its own calls meanwhile,
         so calls of workers may be nested in any order.
         """
-        own = _own_queue.calls
+        own = _thread.calls
         if own is self._calls:
             return function(*arguments)
         result: Future = Future()
@@ -87,7 +88,7 @@ class Worker:
 
 def _serve(calls):
     """Run a worker's calls in its thread until a None."""
-    _own_queue.calls = calls
+    _thread.calls = calls
     for result, function, arguments in iter(calls.get, None):
         try:
             result.set_result(function(*arguments))
@@ -102,8 +103,10 @@ class Workers:
     def __init__(self) -> None:
         self._workers: dict = {}
 
+    def __reduce__(self) -> tuple:  # a copy of a net in a plain loop has its own
+        return Workers, ()
+
     def worker_for(self, context: mx.Context) -> Worker:
-        """Return the worker of a context."""
         key = os.getpid(), context
         if key not in self._workers:
             self._workers[key] = Worker(f"gluon_syncbn-{context}")
@@ -125,11 +128,6 @@ class Workers:
 # ---- Seeds. Each thread has random generators of its own.
 
 
-class _ThreadSeed(threading.local):
-    count = -1  # calls of mx.random.seed when this thread was seeded
-
-
-_thread_seed = _ThreadSeed()
 _seed_count = 0  # calls of mx.random.seed
 _latest_draw = -1, 0  # `_seed_count` at the latest draw, and the seed that was drawn
 
@@ -137,11 +135,6 @@ _latest_draw = -1, 0  # `_seed_count` at the latest draw, and the seed that was 
 def _count_seed():
     global _seed_count
     _seed_count += not inside_map()
-
-
-def _seed_thread(context, count, value):
-    _thread_seed.count = count
-    set_seed(zlib.crc32(f"{value} {context}".encode()) >> 1, ctx=context)
 
 
 # ---- Devices.
@@ -223,12 +216,7 @@ class Devices:
         """
         check_int("batch_axis", batch_axis)
         check_array(batch)
-        if not -batch.ndim <= batch_axis < batch.ndim:
-            raise ValueError(
-                f"batch_axis must be an axis of batch, got {batch_axis} for the shape "
-                f"{batch.shape}"
-            )
-        rows, count = batch.shape[batch_axis], len(self)
+        rows, count = number_of_rows([batch], batch_axis), len(self)
         if rows < count:
             raise ValueError(
                 f"batch must have at least one row for each of the "
@@ -279,11 +267,11 @@ class Devices:
         """
         for position, length in enumerate(_lengths(lists)):
             if length != len(self):
-                cure = ". A net of make_parallel takes batches with fewer rows."
+                fix = ". A net of make_parallel takes batches with fewer rows."
                 raise ValueError(
                     f"list {position} must have one element for each of the "
                     f"{pluralize(len(self), 'context')}, got {length}"
-                    f"{cure if length < len(self) else ''}"
+                    f"{fix if length < len(self) else ''}"
                 )
         return self.map_first(function, *lists)
 
@@ -304,64 +292,47 @@ class Devices:
                 f"lists must have equal lengths of at most {len(self)}, got lengths "
                 f"{comma_list(sorted(lengths))}"
             )
-        is_nested = bool(failures.here.contexts)  # the outermost map has the turn
-        with DeferredSignals() as section:
-            with nullcontext() if is_nested else self._turn(section):
-                call = _with_callers_state(function, self.contexts)
-                with self._cancelling_on_error(is_nested, section):
-                    return [
-                        section.wait(
-                            *(1, self._workers.worker_for(context).call),
-                            *(call, context, *elements),
-                        )
-                        for context, *elements in zip(self.contexts, *lists)
-                    ]
-
-    @contextmanager
-    def _turn(self, section):
-        """Make other threads' `map` wait for the end of the ``with`` block."""
-        turn = failures.turn()
-        try:
-            is_free = turn.acquire(False)
-            if not (is_free or section.wait(0, turn.acquire, True, failures.bound())):
+        is_nested = bool(failures.here.contexts)
+        with failures.turn() as (section, has_turn):
+            if not has_turn:
                 raise mx.MXNetError(
                     f"waited {failures.get_timeout():g} s for the map of another thread"
                 )
-            section.wait(0, self._workers.finish)  # an interrupted map may still run
-            failures.check_thread()
-            yield
-        finally:
-            with suppress(RuntimeError):  # this thread has not got its turn
-                turn.release()
-
-    @contextmanager
-    def _cancelling_on_error(self, is_nested, section):
-        try:
-            yield
-        except BaseException as error:
-            reason = (
-                "cancelled because a call for another context raised "
-                f"{type(error).__name__}: {error}"
-            )
-            failures.end_waits(reason)
             if not is_nested:
-                # A KeyboardInterrupt may leave a thread at work, and MXNet crashes if
-                # two threads call it at once.
-                section.wait(0, self._workers.finish)
-            failures.give_up(reason)
-            raise
+                section.wait(0, self._workers.finish)  # an interrupted map may go on
+                failures.check_thread()
+            call = _with_callers_state(function, self.contexts)
+            try:
+                results = []
+                for context, *elements in zip(self.contexts, *lists):
+                    worker = self._workers.worker_for(context)
+                    arguments = call, context, *elements
+                    results.append(section.wait(1, worker.call, *arguments))
+                return results
+            except BaseException as error:
+                reason = (
+                    "cancelled because a call for another context raised "
+                    f"{type(error).__name__}: {error}"
+                )
+                failures.end_waits(reason)
+                if not is_nested:
+                    # A KeyboardInterrupt may leave a thread at work, and MXNet crashes
+                    # if two threads call it at once.
+                    section.wait(0, self._workers.finish)
+                failures.give_up(reason)
+                raise
 
 
-class ContextOfLoop(Devices):
-    """One context of a plain loop, with a thread of its own.
+class OwnThreads(Devices):
+    """Devices with threads of their own.
 
-    Loops of several training threads may reach the contexts in different orders. With
-    one thread a context, whose operators share memory, each loop would wait for the
-    other loop's operators.
+    Plain loops of several training threads may reach the contexts in different orders.
+    With one thread a context, whose operators share memory, each loop would wait for
+    the other loop's operators.
     """
 
-    def __init__(self, context: mx.Context) -> None:
-        super().__init__([context])
+    def __init__(self, contexts: Sequence[mx.Context]) -> None:
+        super().__init__(contexts)
         self._workers = Workers()
 
 
@@ -388,21 +359,24 @@ def _with_callers_state(function, contexts):
     # A draw waits for the generator. Work that waits for a nested map may use it.
     if _latest_draw[0] != _seed_count and not failures.here.contexts:
         _latest_draw = _seed_count, draw_seed()
-    seed = _latest_draw
-    record = autograd.record if autograd.is_recording() else autograd.pause
-    is_training = autograd.is_training()
+    seed_count, seed = _latest_draw
+    is_recording, is_training = autograd.is_recording(), autograd.is_training()
     np_shape, np_array = mx.util.is_np_shape(), mx.util.is_np_array()
 
     def call(context, *elements):
-        former, failures.here.contexts = failures.here.contexts, contexts
+        previous, failures.here.contexts = failures.here.contexts, contexts
+        flags = autograd.set_recording(is_recording), autograd.set_training(is_training)
         try:
-            if _thread_seed.count != seed[0]:
-                _seed_thread(context, *seed)
+            if _thread.seed_count != seed_count:
+                _thread.seed_count = seed_count
+                set_seed(zlib.crc32(f"{seed} {context}".encode()) >> 1, ctx=context)
             # A copy of the context, because `with` stores the replaced one in it.
-            with Context(context), record(train_mode=is_training):
-                with mx.util.np_shape(np_shape), mx.util.np_array(np_array):
+            with Context(context), mx.util.np_shape(np_shape):
+                with mx.util.np_array(np_array):
                     return function(*elements)
         finally:
-            failures.here.contexts = former
+            failures.here.contexts = previous
+            autograd.set_recording(flags[0])
+            autograd.set_training(flags[1])
 
     return call

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import collections
+import re
 import threading
-from contextlib import ExitStack
-from functools import partial
-from typing import Any, Sequence
+from contextlib import ExitStack, nullcontext
+from functools import lru_cache, partial
+from typing import Any, Callable, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -21,76 +22,62 @@ from ..layer.finding import (
 from ..layer.synchronization import Settings
 from ..mxnet_private.arrays import flatten, rebuild
 from ..mxnet_private.blocks import (
+    ForwardReplacement,
     blocks_of,
     current_trace,
     forget_graph,
     is_traced,
     name_of,
-    own_forward,
-    restore_forward,
-    run_forward,
 )
-from ..mxnet_private.graphs import block_number, count_blocks_for
+from ..mxnet_private.graphs import count_scopes, next_operator, scope_number
 from ..mxnet_private.parameters import (
     collect_lent,
     contexts_of,
-    data_of,
-    not_adopted,
+    not_replicated,
+    replicate,
+    set_summed,
 )
-from ..native import failures
+from ..native import failures, steps
 from ..native.failures import warn
-from . import replicas
 from .backward import replace_backward
-from .devices import Devices, Workers, inside_map
-from .recorded_call import RecordedCall, Span, variables_on, without_duplicates
-from .shards import (
-    Shards,
-    check_same_form,
-    common_form,
-    form_of_arguments,
-    join_shards,
-    without_sizes,
+from .devices import Devices, OwnThreads, inside_map
+from .recorded_call import (
+    RecordedCall,
+    refuse_losses,
+    variables_on,
+    without_duplicates,
 )
+from .replicas import only_participants, unchanged
+from .shards import Shards, check_same_form, common_form, join_shards
 
 
-class ReplacedForward:
-    """Replaces a net's `forward` on the instance, so that copies of the net work."""
+class ForwardOnDevices(ForwardReplacement):
+    """A net's `forward` that runs in the threads of devices."""
 
     def __init__(self, net: mx.gluon.Block) -> None:
-        self.net = net
-        self._former = own_forward(net)
-        former = self._former.values()
-        self.calls_class = all(getattr(f, "calls_class", False) for f in former)
+        super().__init__(net)
+        replaced = self._replaced.values()
+        self.calls_class = all(getattr(f, "calls_class", False) for f in replaced)
         self._variables: dict = {}  # names of parameters' variables by context
 
-    def run_former(self, *args: Any) -> Any:
-        """Call the replaced function."""
-        return run_forward(self.net, self._former, args)
-
-    def remove(self) -> None:
-        """Restore the replaced function."""
-        restore_forward(self.net, self._former)
-
     def run(
-        self, devices: Devices, shards: Shards, parameters: Sequence
-    ) -> tuple[RecordedCall | None, Sequence, Sequence]:
-        """Run the net. Return the recorded call or None, each output and its leaves."""
+        self,
+        devices: Devices,
+        shards: Shards,
+        parameters: Sequence,
+        check: Callable[[Sequence, Sequence], None] = lambda outputs, leaves: None,
+    ) -> Any:
+        """Return the net's joined output, recorded if the caller records.
+
+        `check` is called with each device's output and its leaves.
+        """
         call = None
         if autograd.is_recording():
             replace_backward()
             failures.watch_process()
             call = RecordedCall(self.net, devices, shards, parameters)
         outputs, leaves = zip(*devices.map_first(self._run, shards.arguments))
-        return call, outputs, leaves
-
-    def join(
-        self,
-        call: RecordedCall | None,
-        shards: Shards,
-        outputs: Sequence,
-        leaves: Sequence,
-    ) -> Any:
-        """Join the devices' outputs into one, recorded if there is a `call`."""
+        check(outputs, leaves)
         if call:
             joined = call.join(leaves, self._variables)
         else:
@@ -100,20 +87,18 @@ class ReplacedForward:
 
     def _run(self, args):
         """Return the net's output on this thread's device, and its leaves."""
-        output = run_forward(self.net, self._former, args)
+        output = self.run_replaced(*args)
         leaves = flatten(output)
         if len(leaves) > 1 and autograd.is_recording():
             leaves = without_duplicates(leaves)
         return output, leaves
 
 
-class _LookAheadDevices(Devices):
-    """Devices whose threads have random generators of their own."""
-
-    _workers = Workers()
+# A look ahead must not use the random generators of the devices' threads.
+_look_ahead_devices = lru_cache(maxsize=None)(OwnThreads)
 
 
-class ParallelForward(ReplacedForward):
+class ParallelForward(ForwardOnDevices):
     """Splits whole batches over a net's devices."""
 
     def __init__(
@@ -125,15 +110,13 @@ class ParallelForward(ReplacedForward):
     ) -> None:
         super().__init__(net)
         self.devices, self.batch_axis = devices, batch_axis
-        self._look_ahead_devices = _LookAheadDevices(devices.contexts)
         self._settings = settings  # None if layers are not converted
         self._unconverted: set = set()  # names of layers that stay unsynchronized
         self._classes: dict = {}  # each block's class in the latest conversion
-        self._forms: dict = collections.defaultdict(set)
+        self._forms: dict = collections.defaultdict(set)  # {kind of call: forms}
         self._latest_call = None, None
-        self._adopted: dict = {}  # the arrays of each parameter in the latest call
         self._has_checked_operators = self._has_warned_of_few_rows = False
-        count_blocks_for(self)
+        count_scopes()
 
     def __call__(self, *args: Any) -> Any:
         contexts, inputs = self.devices.contexts, flatten(args)
@@ -151,33 +134,37 @@ class ParallelForward(ReplacedForward):
             self.convert_layers(blocks)
         collect_lent(parameters)
         shards = Shards.split(args, inputs, contexts, self.batch_axis)
-        form_of_call = form_of_arguments(args, inputs, self.batch_axis)
-        known = self._forms[form_of_call, is_training]
-        is_even, expected = shards.is_even, None
+        kind = is_training, *((type(x), getattr(x, "ndim", None)) for x in inputs)
+        known = self._forms[kind]
+        rows, expected = shards.rows, None
+        is_even = len(set(rows)) == 1 < len(rows)
         if is_even and not known:
             expected = self._form_of_other_rows(args, shards, parameters)
-        with ExitStack() as stack:
-            # Devices wait for each other only in training.
-            if is_training and len(shards.contexts) < len(contexts):
-                layers = synchronized_layers(self.net)
-                only = replicas.restricted(layers, shards.contexts, True)
-                stack.enter_context(only)
-            call, outputs, leaves = self.run(self.devices, shards, parameters)
-            if call and not self._has_checked_operators:
+        if is_training and not self._settings and max(rows) <= 2:
+            self._warn_of_few_rows(max(rows))
+
+        def check(outputs, leaves):
+            if autograd.is_recording() and not self._has_checked_operators:
                 self._has_checked_operators = True
                 _warn_of_operators(self.net, leaves[0])
-            if len(shards.contexts) > 1:
-                form = common_form(outputs, leaves, shards)
-                sizeless = without_sizes(form)
-                if is_even and sizeless not in known:
-                    if expected != form:  # the net has changed, or has several forms
-                        expected = self._form_of_other_rows(args, shards, parameters)
-                    check_same_form(form, expected, shards.rows[0])
-                known.add(sizeless)
-            joined = self.join(call, shards, outputs, leaves)
-        if is_training and not self._settings and max(shards.rows) <= 2:
-            self._warn_of_few_rows(max(shards.rows))
-        return joined
+            if len(rows) == 1:
+                return
+            form = common_form(outputs, leaves, shards)
+            sizeless = re.sub(r"\d+", "n", form)  # sizes may differ between calls
+            if is_even and sizeless not in known:
+                other = expected
+                if known:
+                    other = self._form_of_other_rows(args, shards, parameters)
+                check_same_form(form, other, rows[0])
+            known.add(sizeless)
+
+        # Devices wait for each other only in training.
+        participants: Any = nullcontext()
+        if is_training and len(shards.contexts) < len(contexts):
+            layers = synchronized_layers(self.net)
+            participants = only_participants(layers, shards.contexts)
+        with participants:
+            return self.run(self.devices, shards, parameters, check)
 
     def summary(self, *inputs: Any) -> None:
         """Print :meth:`mxnet.gluon.Block.summary` of the net on the first device."""
@@ -198,32 +185,29 @@ class ParallelForward(ReplacedForward):
         parameters = dict.fromkeys(
             parameter for block in blocks for parameter in block.params.values()
         )
-        if self._adopted.keys() - parameters.keys():
-            self._adopted = {}
-        for parameter in not_adopted(parameters, self._adopted):
+        for parameter in not_replicated(parameters, contexts):
             found = contexts_of(parameter)
             if found and found != contexts and set(found) != set(contexts):
+                fix = (
+                    "Pass ctx=net.devices.contexts where parameters are initialized or "
+                    "loaded, or call reset_ctx(net.devices.contexts)."
+                )
+                if not is_parallel(self.net):
+                    fix = "Call make_parallel(net, ctx, reset_ctx=True) to move them."
                 raise ValueError(
                     f"parameter '{parameter.name}' must be initialized on "
-                    f"{comma_list(contexts)}, got {comma_list(found)}. {self._cure()}"
+                    f"{comma_list(contexts)}, got {comma_list(found)}. {fix}"
                 )
-            replicas.adopt(parameter, contexts[0])
-            self._adopted[parameter] = data_of(parameter)
+            if replicate(parameter, contexts, failures.here):
+                steps.guard_trainers([parameter])
         return list(parameters)
-
-    def _cure(self):
-        if is_parallel(self.net):
-            return (
-                "Pass ctx=net.devices.contexts where parameters are initialized or "
-                "loaded, or call reset_ctx(net.devices.contexts)."
-            )
-        return "Call make_parallel(net, ctx, reset_ctx=True) to move them."
 
     def _run_on_one_device(self, args):
         if autograd.is_recording():
-            # Each device's backward writes only its part of the gradients.
-            replicas.mark_not_summed(list(self._adopted))
-        return self.run_former(*args)
+            # Each device's backward writes only its part of the gradients, so a
+            # Trainer sums them.
+            set_summed(self.adopt_parameters(blocks_of(self.net)), False)
+        return self.run_replaced(*args)
 
     def _check_trace(self):
         trace = current_trace()
@@ -238,10 +222,10 @@ class ParallelForward(ReplacedForward):
     def _check_whole_batch(self, leaves):
         """Raise ValueError if a loop over shards calls the net."""
         contexts = [x.context for x in leaves if isinstance(x, mx.nd.NDArray)][:1]
-        former, latest = self._latest_call
-        block = threading.get_ident(), block_number()
-        self._latest_call = block, contexts
-        if former != block or not latest or latest == contexts:
+        latest_scope, latest = self._latest_call
+        scope = threading.get_ident(), scope_number()
+        self._latest_call = scope, contexts
+        if latest_scope != scope or not latest or latest == contexts:
             return
         if {*latest, *contexts} <= set(self.devices.contexts):
             raise ValueError(
@@ -290,9 +274,10 @@ class ParallelForward(ReplacedForward):
         Return None if the net accepts no other number of rows, like GluonCV's R-CNN.
         The real call raises any other error.
         """
-        first, count = self.devices.contexts[:1], 3 if shards.rows[0] == 2 else 2
-        few = Shards.split(args, flatten(args), first, self.batch_axis, count)
-        span = Span(self.net) if autograd.is_recording() else None
+        contexts, count = self.devices.contexts, 3 if shards.rows[0] == 2 else 2
+        first, is_training = contexts[:1], autograd.is_training()
+        devices = _look_ahead_devices(tuple(contexts))
+        first_operator = next_operator() if autograd.is_recording() else None
 
         def run(args):
             try:
@@ -300,20 +285,20 @@ class ParallelForward(ReplacedForward):
             except Exception:  # noqa: BLE001
                 return None  # raising here would cancel pending work
 
+        few = Shards.split(args, flatten(args), first, self.batch_axis, count)
         with ExitStack() as stack:
-            if autograd.is_training():
-                stack.enter_context(replicas.unchanged(parameters))
+            if is_training:
+                stack.enter_context(unchanged(parameters))
                 layers = synchronized_layers(self.net)
-                stack.enter_context(replicas.restricted(layers, first))
-            (found,) = self._look_ahead_devices.map_first(run, few.arguments)
+                stack.enter_context(only_participants(layers, first))
+            (found,) = devices.map_first(run, few.arguments)
             self.net.apply(forget_graph)  # static graphs keep the thread's generator
-        if span:
-            span.end(variables_on(first[0], parameters))
+        if first_operator is not None:
+            refuse_losses(self.net, first_operator, variables_on(first[0], parameters))
         return found and common_form(*zip(found), few)
 
 
 def is_parallel(net: Any) -> bool:
-    """Return True if a net is parallel."""
     return isinstance(vars(net).get("forward"), ParallelForward)
 
 

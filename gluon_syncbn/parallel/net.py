@@ -17,10 +17,16 @@ from ..arguments import (
     suggest_keywords,
 )
 from ..layer.synchronization import NONFINITE, Settings
-from ..mxnet_private.blocks import blocks_of, forget_graph, replace_forward
-from ..mxnet_private.parameters import data_of, is_deferred, move, trainer_set
+from ..mxnet_private.blocks import blocks_of, forget_graph
+from ..mxnet_private.parameters import (
+    data_of,
+    is_deferred,
+    move,
+    trainer_set,
+    undo_replicate,
+)
 from ..mxnet_private.trainers import share_states
-from . import replicas
+from ..native import steps
 from .devices import Devices
 from .forward import ParallelForward, check_not_parallel, is_parallel
 
@@ -137,7 +143,10 @@ def make_parallel(
             "Rename the attribute."
         )
     if reset_ctx:
-        _move(net, contexts)
+        mx.nd.waitall()  # no read waits for work that changes a weight's layout
+        for parameter in net.collect_params().values():
+            if data_of(parameter) or is_deferred(parameter):
+                move(parameter, contexts)
     settings = Settings(len(contexts), nonfinite=nonfinite) if sync_bn else None
     forward = ParallelForward(net, Devices(contexts), batch_axis, settings)
     blocks = blocks_of(net)
@@ -147,7 +156,7 @@ def make_parallel(
     net.initialize = partial(_initialize, net, contexts)
     net.load_parameters = partial(_load_parameters, net, contexts)
     net.summary, net.devices = forward.summary, forward.devices
-    replace_forward(net, forward)
+    forward.install()
     return net
 
 
@@ -197,28 +206,17 @@ def revert_parallel(net: mx.gluon.Block) -> mx.gluon.Block:
     for trainer in set(filter(None, map(trainer_set, parameters))):
         share_states(trainer)
     for parameter in parameters:
-        replicas.release(parameter)
+        undo_replicate(parameter)
+    steps.release_trainers(parameters)
     net.apply(forget_graph)
     return net
 
 
 def _initialize(net, contexts, init=None, ctx=None, *args, device=None, **kwargs):
-    init = mx.init.Uniform() if init is None else init
-    type(net).initialize(net, init, _first(ctx, device, contexts), *args, **kwargs)
+    init, places = init or mx.init.Uniform(), ctx or device or contexts
+    type(net).initialize(net, init, places, *args, **kwargs)
 
 
 def _load_parameters(net, contexts, filename, ctx=None, *args, device=None, **kwargs):
-    places = _first(ctx, device, contexts)
+    places = ctx or device or contexts
     type(net).load_parameters(net, filename, places, *args, **kwargs)
-
-
-def _first(*values):
-    return next(value for value in values if value is not None)
-
-
-def _move(net: mx.gluon.Block, contexts: Sequence[mx.Context]) -> None:
-    """Move the parameters that have contexts."""
-    mx.nd.waitall()  # MXNet may still change a weight's layout, which no read waits for
-    for parameter in net.collect_params().values():
-        if data_of(parameter) or is_deferred(parameter):
-            move(parameter, contexts)

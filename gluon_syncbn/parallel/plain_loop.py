@@ -7,7 +7,6 @@ thread share memory (``devices.py``).
 from __future__ import annotations
 
 import collections
-import copy
 import threading
 
 import mxnet as mx
@@ -15,12 +14,12 @@ from mxnet import autograd
 
 from ..layer.convert import after_conversion, after_reverting
 from ..mxnet_private.arrays import arrays_in
-from ..mxnet_private.blocks import blocks_of, forget_graph, replace_forward
-from ..mxnet_private.graphs import block_number, count_blocks_for
+from ..mxnet_private.blocks import blocks_of, forget_graph
+from ..mxnet_private.graphs import count_scopes, scope_number
 from ..mxnet_private.parameters import contexts_of
 from ..native import failures
-from .devices import ContextOfLoop, inside_map
-from .forward import ReplacedForward, check_not_parallel, is_parallel
+from .devices import OwnThreads, inside_map
+from .forward import ForwardOnDevices, check_not_parallel, is_parallel
 from .shards import Shards
 
 
@@ -85,7 +84,7 @@ def _allow(net):
     forward = vars(net).get("forward")
     if not isinstance(forward, _LoopForward):
         forward = _LoopForward(net)
-        replace_forward(net, forward)  # hooks cannot replace outputs
+        forward.install()  # hooks cannot replace outputs
         # Static graphs keep resources of the thread that has called them first.
         net.apply(forget_graph)
     return forward
@@ -106,34 +105,27 @@ after_conversion.append(_allow_converted)
 after_reverting.append(_remove_converted)
 
 
-class _LoopForward(ReplacedForward):
+class _LoopForward(ForwardOnDevices):
     """Calls a net in the thread of its input's context."""
 
     def __init__(self, net):
         super().__init__(net)
         # convert_sync_batchnorm leaves it False: a program may have its own threads.
         self.is_for_all_threads = False
-        self._devices, self._contexts = {}, set()
-        count_blocks_for(self)
+        self._devices: dict = {}
+        count_scopes()
         # A round ends when all contexts have had equally many calls. These are the
-        # round's record() blocks by context, and the number of the latest recovery.
+        # round's autograd scopes by context, and the number of the latest recovery.
         self._round, self._recovery = collections.defaultdict(list), 0
         self._had_round = False
 
     def __call__(self, *args):
         devices = self._devices_of(args)
         if devices is None:
-            return self.run_former(*args)
+            return self.run_replaced(*args)
         shards = Shards.as_is(args, *devices.contexts)
         parameters = list(self.net.collect_params().values())
-        call, outputs, leaves = self.run(devices, shards, parameters)
-        return self.join(call, shards, outputs, leaves)
-
-    def __deepcopy__(self, memo):
-        twin = _LoopForward(memo[id(self.net)])
-        twin._former = copy.deepcopy(self._former, memo)
-        twin.is_for_all_threads = self.is_for_all_threads
-        return twin
+        return self.run(devices, shards, parameters)
 
     def _devices_of(self, args):
         """Return the Devices of a call's context, or None to run in this thread."""
@@ -148,7 +140,7 @@ class _LoopForward(ReplacedForward):
             contexts = self._contexts_of_net()
             if len(contexts) < 2 or context not in contexts:
                 return None
-            self._devices[context] = ContextOfLoop(context)
+            self._devices[context] = OwnThreads(context)
         if autograd.is_training():
             self._note_call(context)
         return self._devices[context]
@@ -165,23 +157,21 @@ class _LoopForward(ReplacedForward):
         """Note a call; recover if the latest round was interrupted.
 
         A loop that is interrupted between two contexts leaves a call waiting for the
-        other contexts. A restarted loop calls the first context again in a new block of
-        ``autograd.record()``. Repeated calls in one block are normal.
+        other contexts. A restarted loop calls the first context again in a new scope of
+        ``autograd.record()``. Repeated calls in one scope are normal.
         """
         if self._recovery != failures.latest_recovery[0]:
             self._round.clear()
-        if not self._round:  # the net may have moved since the latest round
-            self._contexts = self._contexts_of_net()
-        blocks, block = self._round[context], block_number()
+        scopes, scope = self._round[context], scope_number()
         is_loop = self.is_for_all_threads or self._had_round
-        if is_loop and blocks and blocks[-1] != block:
+        if is_loop and scopes and scopes[-1] != scope:
             failures.recover(
                 f"the net was called for {context} again before all other contexts had "
                 "their turn"
             )
             self._round.clear()
-        self._round[context].append(block)
-        if len({len(self._round[c]) for c in self._contexts}) == 1:
+        self._round[context].append(scope)
+        if len({len(self._round[c]) for c in self._contexts_of_net()}) == 1:
             self._round.clear()
             self._had_round = True
         self._recovery = failures.latest_recovery[0]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import collections
 import weakref
 from itertools import compress
-from typing import Any, Callable, Iterable, Sequence
+from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -32,23 +32,25 @@ from .shards import Shards, join_shards
 _calls = weakref.WeakValueDictionary()  # the key is the lifetime anchor's name
 
 
-class Span:
-    """The operators that a net records on devices from now until `end`."""
+class Span(NamedTuple):
+    """The operators that a net has recorded on devices during one call."""
 
-    def __init__(self, net: mx.gluon.Block) -> None:
-        self.net, self.first = name_of(net), graphs.next_operator()
-
-    def end(self, variables: set) -> None:
-        """Refuse losses that depend on these operators from now on.
-
-        `variables` are the names of all variables that their graphs may have.
-        """
-        self.variables, self.last = variables, graphs.next_operator()
-        _spans.append(self)
+    net: str
+    first: int
+    last: int
+    variables: set  # names of all variables that the devices' graphs may have
 
 
 # An array of a device's graph that the net has kept may outlive the call.
 _spans: Any = collections.deque(maxlen=100)
+
+
+def refuse_losses(net: mx.gluon.Block, first: int, variables: set) -> None:
+    """Refuse losses that depend on the operators from number `first` to now.
+
+    `variables` are the names of all variables that their graphs may have.
+    """
+    _spans.append(Span(name_of(net), first, graphs.next_operator(), variables))
 
 
 def any_recorded() -> bool:
@@ -61,12 +63,12 @@ def calls_behind(heads: Iterable) -> tuple[list[RecordedCall], set[str]]:
 
     A call's outputs are variables, so the search goes on from the call's inputs.
     """
-    names, found = graphs.names_behind(heads), []
+    names, found = graphs.variables_behind(heads), []
     _check_only_outputs(heads, names)
     for call in reversed(list_alive(_calls)):
         if call.lifetime_anchor in names:
             found.append(call)
-            names |= graphs.names_behind(call.inputs)
+            names |= graphs.variables_behind(call.inputs)
     return found, names
 
 
@@ -94,7 +96,7 @@ class RecordedCall:
         Heads of the caller's graph before the call.
     cut_leaves : dict of NDArray
         Variables, by name, of the caller's graph after the call.
-    is_parallel : bool
+    splits_batch : bool
         False in a plain loop, whose caller has split the batch.
     heads : list of NDArray
         The devices' outputs that a backward has reached.
@@ -109,11 +111,11 @@ class RecordedCall:
     ) -> None:
         self.parameters, self._net = parameters, net
         self._devices, self._shards = devices, shards
-        self.is_parallel = shards.axis is not None
+        self.splits_batch = shards.axis is not None
         self._anchor = mx.nd.zeros((1,), ctx=shards.contexts[0])
         self._anchor.attach_grad("null")
         (self.lifetime_anchor,) = graphs.names_of([self._anchor])
-        self._span = Span(net)
+        self._first_operator = graphs.next_operator()
         # Views, because a head of MXNet must not be a variable, nor occur twice.
         arrays = [x.as_nd_ndarray() for x, *_ in shards.recorded]
         self.inputs = [x.reshape(x.shape) for x in arrays]
@@ -134,7 +136,8 @@ class RecordedCall:
         places = zip(contexts, self._device_outputs, self._device_inputs)
         variables = [self._variables(*place, known) for place in places]
         if len(contexts) > 1 or axis is None:
-            self._span.end(set().union(*known.values(), *(own for own, _ in variables)))
+            names = set().union(*known.values(), *(own for own, _ in variables))
+            refuse_losses(self._net, self._first_operator, names)
         are_trained = [is_trained for _, is_trained in variables]
         autograd.set_recording(False)
         try:
@@ -142,11 +145,9 @@ class RecordedCall:
         finally:
             autograd.set_recording(True)
         self._leaf_names = list(zip(*(names for names, _ in cut)))
-        is_cut = [any(names) for names, _ in cut]
-        linked = iter(self._link([x for _, x in compress(cut, is_cut)]))
         return [
-            next(linked) if cut_here else join_shards(column, axis, contexts[0])
-            for column, cut_here in zip(columns, is_cut)
+            self._link(leaves) if any(names) else join_shards(column, axis, contexts[0])
+            for column, (names, leaves) in zip(columns, cut)
         ]
 
     def _variables(self, context, outputs, inputs, known):
@@ -175,11 +176,9 @@ class RecordedCall:
         """
         if not isinstance(column[0], mx.nd.NDArray):
             return [None] * len(column), column
-        context, leaves = self._shards.contexts[0], []
-        for shard in column:
-            leaf = shard.detach().as_nd_ndarray()
-            is_there = leaf.context == context
-            leaves.append(leaf if is_there else to_context(leaf, context))
+        context = self._shards.contexts[0]
+        detached = [shard.detach().as_nd_ndarray() for shard in column]
+        leaves = [to_context(leaf, context) for leaf in detached]
         recorded = zip(are_trained, graphs.names_of(column))
         are_variables = [
             is_trained and name is not None for is_trained, name in recorded
@@ -191,19 +190,16 @@ class RecordedCall:
         self.cut_leaves.update((n, x) for n, x in zip(names, leaves) if n)
         return names, leaves
 
-    def _link(self, columns):
-        """Join the leaves of each output in a graph that keeps this object."""
-        if not columns:
-            return
+    def _link(self, leaves):
+        """Join an output's leaves in a graph that keeps this object."""
         context = self._shards.contexts[0]
         failures.contexts_of_functions.add(context)
-        zeros = _GraphLifetime(self, [last for *_, last in columns])(self._anchor)
         _calls[self.lifetime_anchor] = self
+        *others, last = leaves
+        last = broadcast_add(last, _GraphLifetime(self, last)(self._anchor))
+        joined = join_shards([*others, last], self._shards.axis, context)
         is_np = isinstance(self._device_outputs[0][0], mx.np.ndarray)
-        for (*others, last), zero in zip(columns, zeros):
-            leaves = [*others, broadcast_add(last, zero)]
-            joined = join_shards(leaves, self._shards.axis, context)
-            yield joined.as_np_ndarray() if is_np else joined
+        return joined.as_np_ndarray() if is_np else joined
 
     def backward(
         self, cut_gradients: dict, adding: Callable, train_mode: bool
@@ -277,15 +273,15 @@ def _holder_of(names, net):
 
 
 class _GraphLifetime(autograd.Function):
-    """Zeros for each output. Their graph keeps this function, and so the call."""
+    """A zero to add to a leaf. Its graph keeps this function, and so the call."""
 
-    def __init__(self, call, leaves):
+    def __init__(self, call, leaf):
         super().__init__()
         self._call = call
-        self._forms = [((1,) * leaf.ndim, leaf.context, leaf.dtype) for leaf in leaves]
+        self._zero = (1,) * leaf.ndim, leaf.context, leaf.dtype
 
     def forward(self, anchor):
-        return [mx.nd.zeros(*form) for form in self._forms]
+        return mx.nd.zeros(*self._zero)
 
 
 def write_gradients(

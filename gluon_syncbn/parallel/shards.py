@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from itertools import compress
-from typing import Any, Sequence
+from typing import Any, Iterable, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -22,7 +21,7 @@ from ..mxnet_private.arrays import (
 )
 from ..mxnet_private.graphs import DTYPES, variables_behind
 
-_CURE = "Return one value per row, also from a loss inside the net."
+_FIX = "Return one value per row, also from a loss inside the net."
 
 
 @dataclass(frozen=True)
@@ -76,8 +75,10 @@ class Shards:
         device.
         """
         _check_no_shards(args, contexts)
-        are_split = list(map(has_axes, leaves))
-        count = _number_of_rows(compress(leaves, are_split), axis)
+        are_split = [
+            hasattr(x, "dtype") and len(getattr(x, "shape", ())) > 0 for x in leaves
+        ]
+        count = number_of_rows(compress(leaves, are_split), axis)
         count = count if limit is None else min(count, limit)
         contexts = contexts[:count]
         bounds = share_bounds(count, len(contexts))
@@ -99,11 +100,6 @@ class Shards:
         arguments = [rebuild(list(args), iter(row)) for row in zip(*columns)]
         rows = [end - begin for begin, end in bounds]
         return cls(contexts, arguments, recorded, axis, rows)
-
-    @property
-    def is_even(self) -> bool:
-        """Whether all of several devices have equally many rows."""
-        return len(self.rows) > 1 and len(set(self.rows)) == 1
 
 
 def share_bounds(rows: int, count: int) -> list[tuple[int, int]]:
@@ -166,11 +162,6 @@ def check_array(batch: Any) -> None:
         )
 
 
-def has_axes(leaf: Any) -> bool:
-    """Return True for an array with at least one axis."""
-    return hasattr(leaf, "shape") and hasattr(leaf, "dtype") and len(leaf.shape) > 0
-
-
 def _check_no_shards(args, contexts):
     """Raise TypeError for the result of split_and_load."""
     for arg in args:
@@ -184,7 +175,8 @@ def _check_no_shards(args, contexts):
             )
 
 
-def _number_of_rows(arrays, axis):
+def number_of_rows(arrays: Iterable, axis: int) -> int:
+    """Return the number of rows, or raise ValueError if it is 0 or not the same."""
     shapes = [tuple(array.shape) for array in arrays]
     for shape in shapes:
         if not -len(shape) <= axis < len(shape):
@@ -207,23 +199,12 @@ def _number_of_rows(arrays, axis):
     return counts.pop()
 
 
-def form_of_arguments(args: Any, leaves: Sequence, axis: int) -> str:
-    """Return the structure, types and dimensions of arguments, without their sizes."""
-    return without_sizes(
-        str(rebuild(args, iter([_form(leaf, axis) for leaf in leaves])))
-    )
-
-
-def without_sizes(form: str) -> str:
-    """Replace the sizes in a form, which may differ from call to call."""
-    return re.sub(r"\d+", "n", form)
-
-
 def common_form(outputs: Sequence, leaves: Sequence, shards: Shards) -> str:
-    """Return the form of each device's outputs, in which a star stands for the rows.
+    """Return the form of each device's outputs: structure, types, dtypes and shapes.
 
-    `outputs` and their `leaves` are in the order of the devices. Raise ValueError if an
-    output has another length than the rows, or if forms differ.
+    A star stands for the rows in a shape. `outputs` and their `leaves` are in the order
+    of the devices. Raise ValueError if an output has another length than the rows, or
+    if forms differ.
     """
     axis, forms = shards.axis, []
     for output, arrays, rows in zip(outputs, leaves, shards.rows):
@@ -233,7 +214,7 @@ def common_form(outputs: Sequence, leaves: Sequence, shards: Shards) -> str:
             if not -leaf.ndim <= axis < leaf.ndim or leaf.shape[axis] != rows:
                 raise ValueError(
                     f"output {number} must have {rows} rows along axis {axis} like the "
-                    f"input, got shape {leaf.shape} on {leaf.context}. {_CURE}"
+                    f"input, got shape {leaf.shape} on {leaf.context}. {_FIX}"
                 )
         texts = [_form(leaf, axis) for leaf in arrays]
         forms.append(str(rebuild(output, iter(texts))))
@@ -252,7 +233,7 @@ def check_same_form(form: str, other: str | None, rows: int) -> None:
     if other not in (form, None):
         raise ValueError(
             "the outputs must have the same form for any number of rows (*), got "
-            f"{form} for {rows} on each device and {other} for another number. {_CURE}"
+            f"{form} for {rows} on each device and {other} for another number. {_FIX}"
         )
 
 

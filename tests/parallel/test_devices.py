@@ -309,7 +309,17 @@ def test_parallel_nets_and_a_plain_one(mode):
 
 
 def test_a_plain_loop_goes_on_after_the_net_has_moved():
-    """No round of calls waits for a context that the net has left."""
+    """No round of calls waits for a context that the net has left.
+
+    A round has two calls for each context, and a scope between them.
+    """
+
+    def call_twice(context):
+        y = net(nd.ones((1, 2), ctx=context))
+        with autograd.pause():
+            noise = nd.ones((1, 2), ctx=context)
+        return y + net(noise)
+
     net = allow_plain_loop(nn.Dense(1, in_units=2))
     net.initialize(ctx=cpus(2))
     number = failures.latest_recovery[0]
@@ -317,7 +327,7 @@ def test_a_plain_loop_goes_on_after_the_net_has_moved():
         net.collect_params().reset_ctx(contexts)
         for _ in range(3):
             with autograd.record():
-                losses = [net(nd.ones((1, 2), ctx=context)) for context in contexts]
+                losses = list(map(call_twice, contexts))
             autograd.backward(losses)
     assert failures.latest_recovery[0] == number
 

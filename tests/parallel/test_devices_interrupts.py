@@ -22,6 +22,7 @@ import os, signal, threading, time
 import gluon_syncbn, mxnet as mx
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGALRM, signal.default_int_handler)
 gluon_syncbn.set_timeout(1)
 left = threading.Event()
 
@@ -29,13 +30,16 @@ def press():
     while not left.wait(0.05):
         os.kill(os.getpid(), signal.SIGINT)
 
+def ring():
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+
 def never_ends():
     while True:
         time.sleep(0.01)
 
 devices = gluon_syncbn.Devices([mx.cpu(0), mx.cpu(1)])
 try:
-    threading.Thread(target=press).start()
+    threading.Thread(target=SEND).start()
     devices.map(never_ends)
 except KeyboardInterrupt:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -45,8 +49,14 @@ print(devices.map(int))
 """
 
 
-def test_a_function_that_never_ends_can_be_left():
-    assert output_of(STUCK).splitlines() == ["interrupted", "[0, 0]"]
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("send", ["press", "ring"])
+def test_a_function_that_never_ends_can_be_left(send):
+    """Several times Ctrl-C, or one other signal."""
+    assert output_of(STUCK.replace("SEND", send)).splitlines() == [
+        "interrupted",
+        "[0, 0]",
+    ]
 
 
 class Raised(Exception):
