@@ -23,8 +23,21 @@ def markdown(heads, rows):
     return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in lines) + "\n"
 
 
+def document_of(name):
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
 def rows_of(name):
-    return json.loads((RESULTS / f"{name}.json").read_text())["rows"]
+    return document_of(name)["rows"]
+
+
+def machine(name):
+    """Return a sentence about the machine and the versions of a benchmark."""
+    document = document_of(name)
+    return (
+        "Measured on {cores} cores of {processor} with {gb_s:.0f} GB/s of copy "
+        "bandwidth, with MXNet {mxnet} and gluon_syncbn {gluon_syncbn}.\n"
+    ).format(**document["machine"], gb_s=document["copy_gb_s"])
 
 
 def versions():
@@ -57,25 +70,41 @@ def layer():
 
 
 NETS = "FastSCNN", "FCN", "DeepLabV3"
+LAYERS = {
+    "gluon_syncbn, MXNet's defaults": "gluon_syncbn",
+    "MXNet's own SyncBatchNorm, two workers": "contrib",
+}
 
 
 def ratio(net, layer):
-    """Return the time of a step divided by the time with nn.BatchNorm.
+    """Return the time of a step divided by the time with nn.BatchNorm beside it.
 
     It is a range over Gluon's modes, from the lowest to the highest ratio.
     """
     times = {}
     for row in rows_of("benchmark_net"):
         if row["net"] == net:
-            times.setdefault(row["mode"], {})[row["layer"]] = row["median_ms"]
-    ratios = [time[layer] / time["BatchNorm"] for time in times.values()]
+            process = row["mode"], row["workers"]
+            times.setdefault(process, {})[row["layer"]] = row["median_ms"]
+    ratios = [t[layer] / t["BatchNorm"] for t in times.values() if layer in t]
     return f"{min(ratios):.2f} to {max(ratios):.2f}"
 
 
-def nets(columns):
-    """Return a table of `ratio`; `columns` maps headings to layers."""
-    rows = [[net, *(ratio(net, layer) for layer in columns.values())] for net in NETS]
-    return markdown(["net", *columns], rows)
+def nets():
+    """Return a table of `ratio`, with the bandwidth of the machine in its heading."""
+    rows = [[net, *(ratio(net, layer) for layer in LAYERS.values())] for net in NETS]
+    gb_s = document_of("benchmark_net")["copy_gb_s"]
+    return markdown([f"net (memory: {gb_s:.0f} GB/s)", *LAYERS], rows)
+
+
+def memory():
+    """Return a table of megabytes kept after forward, and of peaks, by variant."""
+    cells = {}
+    for row in rows_of("benchmark_memory"):
+        text = "{after_forward_mb:.0f} / {peak_mb:.0f}".format(**row)
+        cells.setdefault(row["mode"], {})[row["variant"]] = text
+    rows = [[mode, *texts.values()] for mode, texts in cells.items()]
+    return markdown(["mode", *next(iter(cells.values()))], rows)
 
 
 def load(folder=RESULTS / "ablation"):

@@ -81,10 +81,13 @@ def with_gradients(parameters: Iterable) -> list[tuple[Any, list]]:
 # ---- Parameters of parallel nets.
 
 
-class ReplicatedData:
-    """A replacement for the method `data` of a parameter of a parallel net.
+class Replicas:
+    """The arrays that a parameter of a parallel net gives to the program.
 
-    `here.contexts` is empty in a call by the program, which may write to the array.
+    It replaces `_check_and_get`, from which Gluon's `data` and `grad` get one array.
+    Without a context they return the array on the current context, as Gluon does, or
+    the first device's if the net does not use the current context. `here.contexts` is
+    empty in a call by the program, which may write to the array.
     """
 
     contexts: Sequence  # the net's devices
@@ -93,12 +96,25 @@ class ReplicatedData:
     def __init__(self, parameter: Any, here: Any) -> None:
         self._parameter, self._here = parameter, here
         self.is_summed = False  # each device has the gradient of the whole batch
-        self.lent: Any = None  # the context of the array that the program got last
+        # The contexts of the arrays that the program got last.
+        self.lent: Any = None
+        self.lent_gradient: Any = None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> mx.nd.NDArray:
-        array = type(self._parameter).data(self._parameter, *args, **kwargs)
-        if not self._here.contexts and len(self._parameter._data) > 1:
-            self.lent = array.context
+    def __call__(self, arrays: Any, context: Any) -> Any:
+        parameter = self._parameter
+        get = type(parameter)._check_and_get
+        if context is list or not arrays or len(arrays) == 1:
+            return get(parameter, arrays, context)
+        if context is None:
+            context = mx.context.current_context()
+            if context not in contexts_of(parameter):
+                context = self.contexts[0]
+        array = get(parameter, arrays, context)
+        if not self._here.contexts:
+            if arrays is parameter._grad:
+                self.lent_gradient = context
+            else:
+                self.lent = context
         return array
 
     def value(self) -> mx.nd.NDArray:
@@ -125,6 +141,13 @@ class ReplicatedData:
         if sys.getrefcount(source) <= 3:
             self.lent = None
 
+    def gradient(self) -> mx.nd.NDArray:
+        """Return the gradient that the program may have changed."""
+        gradients = gradients_of(self._parameter)
+        # A program may also get a gradient as an attribute of `data()`.
+        context = self.lent_gradient or self.lent
+        return next((g for g in gradients if g.context == context), gradients[0])
+
 
 def replicate(parameter: Any, contexts: Sequence, here: Any) -> bool:
     """Make a dense parameter a parallel net's; return True if it was none's."""
@@ -132,28 +155,28 @@ def replicate(parameter: Any, contexts: Sequence, here: Any) -> bool:
         return False
     is_new = not is_replicated(parameter)
     if is_new:
-        parameter.data = ReplicatedData(parameter, here)
-        parameter._reduce = parameter.data.value
-    parameter.data.contexts = contexts
-    parameter.data.arrays = parameter._data
+        parameter._check_and_get = Replicas(parameter, here)
+        parameter._reduce = parameter._check_and_get.value
+    replicas = parameter._check_and_get
+    replicas.contexts, replicas.arrays = contexts, parameter._data
     return is_new
 
 
 def set_summed(parameters: Iterable, summed: bool) -> None:
     """Set what `is_summed` returns."""
     for parameter in parameters:
-        if isinstance(parameter.data, ReplicatedData):
-            parameter.data.is_summed = summed
+        if is_replicated(parameter):
+            parameter._check_and_get.is_summed = summed
 
 
 def undo_replicate(parameter: mx.gluon.Parameter) -> None:
-    for name in "data", "_reduce":
+    for name in "_check_and_get", "_reduce":
         vars(parameter).pop(name, None)
 
 
 def is_replicated(parameter: Any) -> bool:
     """Return True if a parameter belongs to a parallel net."""
-    return isinstance(parameter.data, ReplicatedData)
+    return isinstance(parameter._check_and_get, Replicas)
 
 
 def not_replicated(parameters: Iterable, contexts: Sequence) -> list:
@@ -161,25 +184,25 @@ def not_replicated(parameters: Iterable, contexts: Sequence) -> list:
     return [
         p
         for p in parameters
-        if not isinstance(p.data, ReplicatedData)
+        if not is_replicated(p)
         or p._data is None
-        or p.data.arrays is not p._data
-        or p.data.contexts != contexts
+        or p._check_and_get.arrays is not p._data
+        or p._check_and_get.contexts != contexts
     ]
 
 
 def is_summed(parameter: Any) -> bool:
     """Return True if each device has the gradient of the whole batch."""
-    return is_replicated(parameter) and parameter.data.is_summed
+    return is_replicated(parameter) and parameter._check_and_get.is_summed
 
 
 def collect_lent(parameters: Iterable) -> None:
     """Copy lent arrays, to which a program may have written, to the other devices."""
-    replicated = [p.data for p in parameters if isinstance(p.data, ReplicatedData)]
-    lent = [data for data in replicated if data.lent]
+    replicas = [p._check_and_get for p in parameters if is_replicated(p)]
+    lent = [replica for replica in replicas if replica.lent]
     if lent:
         # A prediction re-lays weights in place by work that no copy waits for.
         mx.nd.waitall()
         with mx.autograd.pause():
-            for data in lent:
-                data.collect()
+            for replica in lent:
+                replica.collect()

@@ -94,18 +94,16 @@ def updated_once(trainer: mx.gluon.Trainer) -> Iterator[None]:
 
     So every optimizer works as on one device, even one that draws random numbers or
     counts its updates. First, the first replica receives what the program may have
-    written to other replicas and to the gradient on the current context.
+    written to other replicas.
     """
     parallel = [p for p in trainer._params if is_replicated(p) and gradients_of(p)]
     for parameter in parallel:
-        gradients = gradients_of(parameter)
-        here = mx.context.current_context()  # as in `grad()`
-        current = next((g for g in gradients if g.context == here), gradients[0])
+        changed = parameter._check_and_get.gradient()
         # All replicas of an "add" gradient must stay equal for the next backward.
         count = None if parameter.grad_req == "add" else 1
-        for gradient in gradients[:count]:
-            if gradient is not current:
-                current.copyto(gradient)
+        for gradient in gradients_of(parameter)[:count]:
+            if gradient is not changed:
+                changed.copyto(gradient)
     collect_lent(parallel)
     with _one_replica_each(trainer, parallel):
         yield

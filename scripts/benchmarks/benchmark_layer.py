@@ -103,7 +103,8 @@ def main():
     for count in 1, 2:
         rows += measure(shape, count, options.modes, options.repetitions)
     columns = "contexts", "place", "mode", "layer", "median_ms"
-    benchmarking.write(options.output, rows, *columns)
+    bandwidth = benchmarking.copy_bandwidth()
+    benchmarking.write(options.output, rows, *columns, copy_gb_s=bandwidth)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Measure the memory of a training step of a 50-layer net with and without fusion.
+"""Measure the memory of a training step of a 50-layer net with LeakyReLU.
 
-The net is ResNet-50 with LeakyReLU after every normalization ("pre-activation", He et
-al., arXiv:1603.05027). Only the variant "fused" has the activation in the layer. A
-variant is measured, in a new process on one CPU context, only if its float64 results
-equal the first variant's. "after forward" is the memory that backward needs.
+The net is ResNet-50 with the activation after every normalization ("pre-activation", He
+et al., arXiv:1603.05027). Only the variant "built in" has it in the layer. A variant is
+measured, in a new process on one CPU context, only if its float64 results equal the
+first variant's. "after forward" is the memory that backward needs.
 
     python scripts/benchmarks/benchmark_memory.py  # about 5 minutes
     python scripts/benchmarks/benchmark_memory.py --batch 2 --crop 96 --modes hybridize
@@ -27,7 +27,7 @@ from mxnet.gluon import HybridBlock, nn
 VARIANTS = {
     "BatchNorm": lambda: (nn.BatchNorm(), nn.LeakyReLU(0.01)),
     "SyncBatchNorm": lambda: (SyncBatchNorm(num_devices=1), nn.LeakyReLU(0.01)),
-    "fused": lambda: (
+    "built in": lambda: (
         SyncBatchNorm(num_devices=1, activation="leaky_relu", slope=0.01),
     ),
 }
@@ -137,8 +137,7 @@ def measure(variant, mode, batch, crop):
         return max(former + [size for when, size in samples if start < when <= stop])
 
     before = highest(begin, begin)
-    row = {"arrangement": "pre-activation", "variant": variant, "mode": mode}
-    row.update(batch=batch, crop=crop, before_mb=round(before, 1))
+    row = {"variant": variant, "mode": mode, "batch": batch, "crop": crop}
     row["after_forward_mb"] = round(highest(middle, middle) - before, 1)
     return {**row, "peak_mb": round(highest(begin, end) - before, 1)}
 

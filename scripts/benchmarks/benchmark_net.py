@@ -6,22 +6,20 @@ loss of the first step, and the gradient of the first weight of the head, must b
 times closer to one context's than without synchronization. (Deeper gradients are no
 better test, because fifty layers of float32 amplify rounding.)
 
+Each synchronized layer has a process of its own, in which nn.BatchNorm is also timed.
+
     python scripts/benchmarks/benchmark_net.py  # about 7 minutes
     python scripts/benchmarks/benchmark_net.py --nets FCN --crop 240
 """
 
 import functools
-import itertools
+import multiprocessing
 import os
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from unittest import mock
 
-# Contexts share the cores, and a step takes twice as long with more threads than cores.
-# MXNet reads its number of threads when it is imported.
-os.environ.setdefault("OMP_NUM_THREADS", str(-(-len(os.sched_getaffinity(0)) // 2)))
-# Contrib's layers block a worker thread of their context. With one worker, the branches
-# of FastSCNN deadlocked on two contexts in three of three runs.
-os.environ.setdefault("MXNET_CPU_WORKER_NTHREADS", "2")
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import gluon_syncbn  # noqa: E402
@@ -44,6 +42,11 @@ LAYERS = {
     "BatchNorm": gluon.nn.BatchNorm,
     "contrib": functools.partial(gluon.contrib.nn.SyncBatchNorm, **COUNT),
 }
+# MXNet reads the variables of a layer's process when it is imported. Contrib's layers
+# block a worker thread of their context. With one worker, MXNet's default, the branches
+# of FastSCNN deadlocked on two contexts in three of three runs.
+WORKERS = "MXNET_CPU_WORKER_NTHREADS"
+PROCESSES = {"gluon_syncbn": {}, "contrib": {WORKERS: "2"}}
 
 
 class Candidate:
@@ -81,10 +84,8 @@ class Candidate:
         return loss, sum(gradient.asnumpy() for gradient in weight.list_grad())
 
 
-def verify(name, mode, candidates, x, y):
+def verify(mode, candidates, right):
     """Exit unless synchronized layers train like one context with the whole batch."""
-    one = gluon_syncbn.Devices(mx.cpu(0))
-    right = Candidate(name, "BatchNorm", "imperative", one, x, y).results()
     errors = {
         layer: [np.linalg.norm(a - b) for a, b in zip(candidate.results(), right)]
         for layer, candidate in candidates.items()
@@ -95,31 +96,42 @@ def verify(name, mode, candidates, x, y):
             sys.exit(f"{layer}, {mode}: errors must be below {bounds}, got {found}")
 
 
-def measure(name, mode, options):
-    """Return a row of results for each layer."""
+def measure(name, layers, options):
+    """Return a row of results for each mode and each of `layers`."""
     rng, crop = np.random.default_rng(0), options.crop
     batch = options.batch * len(CONTEXTS)
     x = rng.normal(size=(batch, 3, crop, crop)).astype("float32")
     y = rng.integers(0, CLASSES, (batch, crop, crop)).astype("float32")
-    devices = gluon_syncbn.Devices(CONTEXTS)
-    candidates = {k: Candidate(name, k, mode, devices, x, y) for k in LAYERS}
-    verify(name, mode, candidates, x, y)
-    steps = {layer: candidate.step for layer, candidate in candidates.items()}
-    times = benchmarking.take_turns(steps, options.repetitions, warm_up=1)
-    row = {"net": name, "mode": mode, "crop": crop, "batch": options.batch}
-    row["contexts"] = len(CONTEXTS)
-    return [{"layer": k, **row, **benchmarking.statistics(times[k])} for k in LAYERS]
+    one, devices = map(gluon_syncbn.Devices, (CONTEXTS[0], CONTEXTS))
+    right = Candidate(name, "BatchNorm", "imperative", one, x, y).results()
+    case = {"net": name, "crop": crop, "batch": options.batch}
+    case.update(contexts=len(CONTEXTS), workers=os.environ.get(WORKERS, "default"))
+    rows = []
+    for mode in options.modes:
+        candidates = {k: Candidate(name, k, mode, devices, x, y) for k in layers}
+        verify(mode, candidates, right)
+        steps = {layer: candidate.step for layer, candidate in candidates.items()}
+        times = benchmarking.take_turns(steps, options.repetitions, warm_up=1)
+        for layer, seconds in times.items():
+            row = {"layer": layer, "mode": mode, **case}
+            rows.append({**row, **benchmarking.statistics(seconds)})
+    return rows
 
 
 def main():
-    parser = benchmarking.parser_of("benchmark_net", __doc__, repetitions=7)
+    parser = benchmarking.parser_of("benchmark_net", __doc__, repetitions=5)
     parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))
     parser.add_argument("--crop", type=int, default=128, help="a multiple of 32")
     parser.add_argument("--batch", type=int, default=2, help="images per context")
     options, rows = parser.parse_args(), []
-    for name, mode in itertools.product(options.nets, options.modes):
-        rows += measure(name, mode, options)
-    benchmarking.write(options.output, rows, "net", "mode", "layer", "median_ms")
+    spawn = multiprocessing.get_context("spawn")
+    for layer, variables in PROCESSES.items():
+        with mock.patch.dict(os.environ, variables), ProcessPoolExecutor(1, spawn) as p:
+            for name in options.nets:
+                rows += p.submit(measure, name, (layer, "BatchNorm"), options).result()
+    columns = "net", "mode", "workers", "layer", "median_ms"
+    bandwidth = benchmarking.copy_bandwidth()
+    benchmarking.write(options.output, rows, *columns, copy_gb_s=bandwidth)
 
 
 if __name__ == "__main__":

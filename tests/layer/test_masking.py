@@ -28,7 +28,7 @@ LAYOUTS = {  # the data's shape, and the axis of its channels
 }
 ROWS = [2, 4]  # one number for each device
 VALUES = {"gamma": [1.5, -0.5, 1], "beta": [0.25, 0, -1], "running_mean": [1, 2, 3]}
-# At most 100 elements of a channel; both compared results are rounded.
+# A channel has at most 100 elements, and both compared results are rounded.
 LIMITS = "float64", 100, 20
 
 

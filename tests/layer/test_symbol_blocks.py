@@ -101,7 +101,7 @@ def test_statistics_that_layers_share(is_graph, mode):
 
 @pytest.mark.parametrize("normalization", ["null", "valid"])
 def test_a_gradient_that_is_divided_by_rows(normalization):
-    """In a net with MXNet's loss operator, in a graph and imperatively."""
+    """MXNet's loss operator is in the net, in a graph and imperatively."""
     options = {"normalization": normalization, "use_ignore": True}
 
     class Net(HybridBlock):

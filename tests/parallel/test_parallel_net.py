@@ -357,6 +357,7 @@ class Parent(Block):
         self.child = child
 
 
+@pytest.mark.filterwarnings("ignore:.*only this process can run")
 def test_files_have_the_bits_of_the_first_device(tmp_path):
     net, other = (make_parallel(TwoInputs(), cpus(3)) for _ in range(2))
     net.initialize(mx.init.Uniform(1))
