@@ -1,46 +1,61 @@
-"""Devices: shards, order, threads, flags, and errors that leave it usable."""
+"""Devices: shards, order, threads, flags, seeds, and calls inside of calls."""
 
 import threading
-import traceback
 import warnings
-import weakref
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
+import gluon_syncbn
 from gluon_syncbn import (
     SyncBatchNorm,
     allow_plain_loop,
+    check_replicas,
     make_parallel,
+    recover,
 )
 from gluon_syncbn.layer.synchronization import Synchronization
+from gluon_syncbn.native import failures
 
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd, gluon
-from mxnet.gluon import nn
-from support.blocks import Double
-from support.helpers import Loop, cpus, set_mode, whole
-from support.nd import nd
-
-
-@pytest.mark.parametrize(
-    "rows, count, shards",
-    [(4, 2, [2, 2]), (5, 2, [3, 2]), (3, 3, [1, 1, 1]), (8, 3, [3, 3, 2]), (7, 1, [7])],
+from mxnet.gluon import Trainer, nn
+from support.blocks import Double, in_threads
+from support.helpers import (
+    Loop,
+    cpus,
+    differentiate,
+    repetitions,
+    set_mode,
+    values,
+    whole,
 )
-def test_split_gives_the_first_contexts_one_row_more(rows, count, shards, make_devices):
-    devices = make_devices(count)
-    batch = np.arange(rows * 2).reshape(rows, 2)
-    for given, axis in (
-        (nd.array(batch), 0),
-        (nd.array(batch.T), 1),
-        (batch.astype("float16"), 0),
-        (batch.astype("uint8"), 0),
-    ):
-        parts = devices.split(given, axis)
-        assert [part.shape[axis] for part in parts] == shards
-        assert [part.context for part in parts] == devices.contexts
-        assert all(part.dtype == given.dtype for part in parts)
-        whole = np.concatenate([part.asnumpy() for part in parts], axis)
-        assert (whole == (batch.T if axis else batch)).all()
+from support.nd import nd
+from support.nets import (
+    Normalized,
+    column,
+    one_weight,
+    started,
+    state_of,
+    train,
+    weight_gradient,
+)
+
+REPEAT = repetitions()
+
+
+@pytest.mark.parametrize("kind", ["array", "float16", "uint8"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_split_gives_the_first_contexts_one_row_more(axis, kind, make_devices):
+    devices, batch = make_devices(3), np.arange(16).reshape((8, 2)[:: 1 - 2 * axis])
+    given = nd.array(batch) if kind == "array" else batch.astype(kind)
+    parts = devices.split(given, axis)
+    assert [part.shape[axis] for part in parts] == [3, 3, 2]
+    assert [part.context for part in parts] == devices.contexts
+    assert all(part.dtype == given.dtype for part in parts)
+    joined = np.concatenate([part.asnumpy() for part in parts], axis)
+    assert (joined == batch).all()
 
 
 def test_split_is_not_recorded(devices):
@@ -87,27 +102,6 @@ def test_the_state_of_the_caller_holds_inside(recording, training, devices):
         assert devices.map(state) == [(False, False, *default)] * 2
 
 
-def test_an_exception_reaches_the_caller_with_its_traceback(devices):
-    def my_faulty_function(x):
-        if x == 2:
-            raise KeyError("mine")
-        return x
-
-    with pytest.raises(KeyError, match="mine") as caught:
-        devices.map(my_faulty_function, [1, 2])
-    frames = "".join(traceback.format_tb(caught.value.__traceback__))
-    assert "my_faulty_function" in frames
-    assert devices.map(lambda x: x * 2, [1, 2]) == [2, 4]
-
-
-def test_results_do_not_live_in_the_threads(devices):
-    class Result:
-        pass
-
-    results = [weakref.ref(result) for result in devices.map(Result)]
-    assert [result() for result in results] == [None, None]
-
-
 def test_a_context_has_one_thread_whoever_calls(make_devices):
     first = make_devices(2).map(threading.get_ident)
     assert make_devices(3).map(threading.get_ident)[:2] == first
@@ -144,11 +138,10 @@ def test_calls_of_a_static_graph_keep_their_order(devices):
     np.testing.assert_allclose(first, -second, atol=1e-4)
 
 
-@pytest.mark.parametrize("mode", ["imperative", "hybridize"])
-def test_a_loop_of_the_main_thread_is_warned_of(mode, devices, monkeypatch):
-    """Once, at the first call, with its cure, also if the graph was there before."""
+def test_a_loop_of_the_main_thread_is_warned_of(devices, monkeypatch):
+    """Once, at the first call, with its cure, although the graph was there before."""
     monkeypatch.setattr(Synchronization, "has_warned", False)
-    net = set_mode(nn.HybridSequential(), mode)
+    net = set_mode(nn.HybridSequential(), "hybridize")
     net.add(SyncBatchNorm(in_channels=1))
     net.initialize(ctx=devices.contexts)
     shards = [nd.ones((2, 1), ctx=c) for c in devices.contexts]
@@ -200,3 +193,198 @@ def test_a_seed_of_a_context_is_kept(devices):
         devices.map(lambda: mx.random.seed(3))
         runs.append(devices.map(draw))
     assert runs[0] == runs[1]
+
+
+# ---- Calls of `map` inside of one another, and from several threads in turns.
+
+
+def contexts_of_calls(*chain):
+    """Return the contexts that the functions of nested maps are called on."""
+    first, *others = chain
+    inner = partial(contexts_of_calls, *others) if others else mx.current_context
+    found = first.map(inner)
+    return sum(found, []) if others else found
+
+
+@pytest.mark.timeout(60)
+def test_maps_inside_of_maps(make_devices):
+    """Each context has one thread, which may wait for another that calls it again."""
+    devices, turned = make_devices(2), gluon_syncbn.Devices(cpus(3)[::-1])
+    both, last = devices.contexts, make_devices(1, first=2)
+    assert contexts_of_calls(devices, devices) == both * 2
+    assert contexts_of_calls(devices, turned, devices) == both * 6
+    assert contexts_of_calls(devices, last, turned) == turned.contexts * 2
+    with pytest.raises(ZeroDivisionError):
+        devices.map(lambda: turned.map(lambda: devices.map(lambda: 1 / 0)))
+    assert contexts_of_calls(devices, turned) == turned.contexts * 2
+
+
+def test_a_parallel_net_gets_shards_inside_of_the_map_of_its_devices(devices):
+    net, x = one_weight(devices.contexts, 3.0), column(1, 2)
+    with autograd.record():
+        totals = devices.map(lambda x: net(x).sum(), devices.split(x))
+    assert [y.context for y in totals] == devices.contexts
+    devices.map(lambda y: y.backward(), totals)
+    assert weight_gradient(net) == 3
+
+
+@pytest.mark.parametrize("attach", [True, False])
+def test_a_parallel_net_inside_of_the_map_of_others(attach, devices, make_devices):
+    net, x = one_weight(devices.contexts, 2.0), column(1, 2)
+    if attach:
+        x.attach_grad()
+    with autograd.record():
+        (total,) = make_devices(1).map(lambda: (net(x) ** 2).sum())
+    make_devices(1).map(total.backward)
+    assert weight_gradient(net) == 2 * 2 * 1 + 2 * 4 * 2
+    assert not attach or (x.grad.asnumpy()[:, 0] == [8, 16]).all()
+
+
+@pytest.mark.timeout(60)
+def test_a_thread_does_not_wait_for_ever_for_its_turn(devices):
+    gluon_syncbn.set_timeout(0.2)
+    begun, end = threading.Event(), threading.Event()
+
+    def until_told():
+        begun.set()
+        end.wait()
+
+    thread = threading.Thread(target=lambda: devices.map(until_told))
+    thread.start()
+    begun.wait()
+    try:
+        with pytest.raises(mx.MXNetError, match=r"0\.2 s.* map"):
+            devices.map(int)
+    finally:
+        end.set()
+        thread.join()
+    assert devices.map(int) == [0, 0]
+
+
+def test_a_step_whose_backward_another_thread_gave_up_updates_nothing(make_devices):
+    """MXNet drops errors of gradients, so gradients of an earlier step would stay."""
+    net, x = nn.HybridSequential(), column(1, 2, 5)
+    net.add(nn.Dense(1), nn.BatchNorm())
+    make_parallel(net, cpus(2)).initialize()
+    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+
+    def fail():
+        with pytest.raises(ZeroDivisionError):
+            make_devices(1, first=2).map(lambda: 1 / 0)
+
+    for failing in False, True, False:
+        differentiate(lambda x: net(x) ** 2, x)
+        before = values(net)
+        if failing:
+            thread = threading.Thread(target=fail)
+            thread.start()
+            thread.join()
+            with pytest.raises(mx.MXNetError, match="another"):
+                trainer.step(3)
+        else:
+            trainer.step(3)
+        assert all(map(np.array_equal, values(net), before)) == failing
+
+
+# ---- Nets in threads of their own. GLUON_SYNCBN_REPEAT=250 makes a thousand steps.
+
+
+@in_threads
+def trained(mode, contexts):
+    """Train a net, plain without contexts; return its losses and parameters."""
+    net = started(Normalized(), contexts, mode, seed=len(contexts))
+    return train(net, [6] * 4 * REPEAT) + state_of(net)
+
+
+@pytest.mark.timeout(120 + 6 * REPEAT)
+@pytest.mark.parametrize("mode", ["imperative", "static_shape"])
+def test_parallel_nets_and_a_plain_one(mode):
+    arguments = [mode] * 3, [cpus(2), cpus(3), []]
+    expected = list(map(trained, *arguments))
+    with ThreadPoolExecutor(3) as threads:
+        results = list(threads.map(trained, *arguments))
+    for arrays, rights in zip(results, expected):
+        for number, (result, right) in enumerate(zip(arrays, rights)):
+            np.testing.assert_array_equal(result, right, err_msg=f"array {number}")
+
+
+def test_a_plain_loop_goes_on_after_the_net_has_moved():
+    """No round of calls waits for a context that the net has left.
+
+    A round has two calls for each context, and a scope between them.
+    """
+
+    def call_twice(context):
+        y = net(nd.ones((1, 2), ctx=context))
+        with autograd.pause():
+            noise = nd.ones((1, 2), ctx=context)
+        return y + net(noise)
+
+    net = allow_plain_loop(nn.Dense(1, in_units=2))
+    net.initialize(ctx=cpus(2))
+    number = failures.latest_recovery[0]
+    for contexts in cpus(2), cpus(1):
+        net.collect_params().reset_ctx(contexts)
+        for _ in range(3):
+            with autograd.record():
+                losses = list(map(call_twice, contexts))
+            autograd.backward(losses)
+    assert failures.latest_recovery[0] == number
+
+
+def test_recover_waits_for_the_turn_of_another_thread(devices):
+    """A step that is given up between two contexts would leave one waiting."""
+    layer = SyncBatchNorm(num_devices=2, in_channels=1, timeout=5)
+    layer.initialize(ctx=devices.contexts)
+    shards = [nd.ones((2, 1), ctx=c) for c in devices.contexts]
+    begun, recovering = threading.Event(), threading.Event()
+
+    def call(shard):
+        y = layer(shard)
+        if shard.context == devices.contexts[0]:
+            begun.set()
+            recovering.wait(0.5)
+        return y
+
+    def step():
+        with autograd.train_mode():
+            ys = devices.map(call, shards)
+        for y in ys:
+            y.wait_to_read()
+
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(step)
+        begun.wait()
+        recover()
+        assert "cpu(1)" not in str(first.exception())  # as a timeout names it
+        error = threads.submit(step).exception()
+        assert "gluon_syncbn.recover() in another thread" in str(error)
+        number = failures.latest_recovery[0]
+        threads.submit(recover).result()  # it has been told, so it cancels nothing
+        assert failures.latest_recovery[0] == number
+        threads.submit(step).result()
+
+
+def noisy_net(contexts):
+    """Make a net whose random operators share memory if one thread pushes them."""
+    net = nn.HybridSequential()
+    for _ in range(20):
+        net.add(SyncBatchNorm(in_channels=2, timeout=10), nn.Dropout(0.1))
+    net.initialize(ctx=contexts)
+    return allow_plain_loop(net)
+
+
+def test_plain_loops_that_come_to_the_contexts_in_different_orders():
+    """As loops of two training threads do now and then: each net has its threads."""
+    contexts = cpus(2)
+    first, second = noisy_net(contexts), noisy_net(contexts)
+    calls = (first, 0), (second, 1), (first, 1), (second, 0)
+    # Each call has its input: making an input plain waits for all its readers.
+    xs = [nd.random.normal(shape=(4, 2), ctx=contexts[k]) for _, k in calls]
+    with autograd.train_mode():
+        ys = [net(x) for (net, _), x in zip(calls, xs)]
+    for y in ys:
+        y.wait_to_read()
+    for net in first, second:  # statistics of both contexts together
+        check_replicas(net)
+        assert (net[0].running_mean.data() != 0).asnumpy().all()

@@ -15,7 +15,7 @@ from mxnet.gluon import nn
 from support.helpers import output_of, repetitions
 from support.nd import nd
 
-TRIALS = 250 * repetitions()
+TRIALS = 125 * repetitions()
 
 STUCK = """
 import os, signal, threading, time

@@ -1,92 +1,38 @@
-"""Gradients of a parallel net in whatever graph the caller builds around it."""
+"""Gradients in whatever graph a caller builds around a parallel net, and its limits.
 
-from functools import partial
+A result has to have rows; a graph, no variables but arguments and parameters.
+"""
+
+import gc
+import weakref
 
 import gluon_syncbn
 from gluon_syncbn import allow_plain_loop, make_parallel
 
 import mxnet as mx
 import pytest
-from mxnet import autograd
-from mxnet.gluon import Block, Trainer, nn
+from mxnet import autograd, gluon
+from mxnet.gluon import Block, nn
 from support.blocks import gluon_1_only
-from support.helpers import MODES, cpus, differentiate, summed_grad, value
+from support.helpers import cpus, differentiate, summed_grad, value
 from support.nd import nd
-from support.parallel_nets import (
-    Traced,
+from support.nets import (
+    Net,
+    Normalized,
+    X,
+    array,
     assert_same,
     column,
     dense,
-    gradients,
-    parameters,
+    one_weight,
+    parameters_of,
+    started,
     weight_gradient,
-)  # fmt: skip
-from support.whole_programs import Net, X, array, results_of
-
-# Each function of two nets, an input and an array above it returns heads.
-
-
-def two_calls(net, other, x, upstream):
-    return [(net(x) * upstream).sum() + 10 * net(x[:1]).sum()]
-
-
-def two_heads(net, other, x, upstream):
-    return [net(x).sum(), 10 * (net(x[1:]) * upstream).sum()]
-
-
-def one_net_feeds_another_and_itself(net, other, x, upstream):
-    hidden = net(x * upstream)
-    return [((other(hidden * 1) + other(other(hidden))) ** 2).sum() + hidden.sum()]
-
-
-def an_input_is_used_beside_the_net(net, other, x, upstream):
-    x = x * upstream
-    return [(net(x) ** 3).sum() + (x * 10).sum()]
-
-
-def the_loss_uses_a_parameter_itself(net, other, x, upstream):
-    weight = parameters(net)[0].data(mx.cpu(0))
-    return [(net(x) * upstream).sum() + 5 * (weight**2).sum()]
-
-
-GRAPHS = [
-    two_calls,
-    two_heads,
-    one_net_feeds_another_and_itself,
-    an_input_is_used_beside_the_net,
-    the_loss_uses_a_parameter_itself,
-]
-
-
-def program_of(graph, grad_req, start):
-    """Return all gradients; x has one if there is a `grad_req`.
-
-    The nets' statistics may differ: MXNet's layer updates its own once a step.
-    """
-    norm = partial(nn.BatchNorm, in_channels=2, momentum=0.875)
-    nets = [start(Net(nn.Dense(2, in_units=2), norm()), seed=seed) for seed in range(2)]
-    x, upstream = array(X[:5]), array([3.0])
-    upstream.attach_grad()
-    if grad_req:
-        x.attach_grad(grad_req)
-    for _ in range(2):
-        with autograd.record():
-            heads = graph(*nets, x, upstream)
-        autograd.backward(heads)
-    written = [a.grad.asnumpy() for a in (upstream, x) if a.grad is not None]
-    return (sum(map(gradients, nets), written),)
-
-
-@pytest.mark.parametrize("grad_req", [None, "write", "add"])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("graph", GRAPHS)
-def test_graph(graph, mode, grad_req):
-    program = partial(program_of, graph, grad_req)
-    assert_same(results_of(program, cpus(2), mode), results_of(program, None, mode))
+)
 
 
 def test_calls_of_two_scopes_with_one_backward_each(devices):
-    net, other = dense(devices.contexts), nd.ones(1)
+    net, other = one_weight(devices.contexts), nd.ones(1)
     other.attach_grad()
     with autograd.record():
         first = net(column(1, 2)).sum()
@@ -104,25 +50,6 @@ def test_calls_of_two_scopes_with_one_backward_each(devices):
     assert weight_gradient(net) == 3 and other.grad.asnumpy() == 3
 
 
-def two_inputs(devices):
-    return make_parallel(nn.Lambda(lambda a, b: (a * b, b * 3)), devices.contexts)
-
-
-@pytest.mark.parametrize("how", ["recorded elsewhere", "grad_req='null'"])
-def test_input_that_needs_no_gradient_before_one_that_does(how, devices):
-    net = two_inputs(devices)
-    a, upstream = column(1, 2), nd.array([3.0])
-    upstream.attach_grad()
-    if how == "grad_req='null'":
-        a.attach_grad("null")
-    with autograd.record():
-        if how == "recorded elsewhere":
-            a * upstream  # MXNet marks a as a variable without gradient
-        product, _ = net(a, column(5, 6) * upstream)
-    product.backward()
-    assert upstream.grad.asnumpy() == 5 * 1 + 6 * 2
-
-
 class Sparse(Block):
     """An embedding, and a sparse parameter that is not used."""
 
@@ -138,7 +65,7 @@ class Sparse(Block):
 
 @gluon_1_only("parameters are dense")
 def test_sparse_parameters(devices):
-    net, other = make_parallel(Sparse(), devices.contexts), dense(devices.contexts)
+    net, other = make_parallel(Sparse(), devices.contexts), one_weight(devices.contexts)
     net.initialize()
     with autograd.record():
         total = net(column(1, 3, 1)).sum() + net(column(0)).sum()
@@ -150,36 +77,9 @@ def test_sparse_parameters(devices):
     gluon_syncbn.check_replicas(net)
 
 
-def test_stale_gradients_are_noticed_as_ever(devices):
-    net = dense(devices.contexts)
-    trainer = Trainer(net.collect_params(), "sgd", update_on_kvstore=False)
-    differentiate(net, column(1, 2))
-    trainer.step(1)
-    with pytest.raises(UserWarning, match="has not been updated by backward"):
-        trainer.step(1)
-
-
-def test_a_failed_backward_leaves_earlier_gradients_to_the_trainer(devices):
-    net, x = dense(devices.contexts), column(1, 2)
-    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0})
-    with autograd.record():
-        first, second = net(x), net(x)
-    first.backward()
-    with pytest.raises(mx.MXNetError):  # the first call's graph is released
-        autograd.backward([first, second])
-    expected = value(net.weight) - weight_gradient(net)
-    trainer.step(1)  # would refuse gradients that are not marked as new
-    assert value(net.weight) == expected
-
-
-@pytest.mark.parametrize("way", ["parallel", "plain loop"])
-def test_autograd_grad_is_refused(way, devices):
+def test_autograd_grad_is_refused(devices):
     """It is MXNet's own, second gradients too, if no head depends on such a net."""
-    if way == "parallel":
-        net, x = dense(devices.contexts), column(1, 2)
-    else:
-        net, x = allow_plain_loop(nn.Dense(1, use_bias=False)), column(4)
-        net.initialize(mx.init.One(), ctx=devices.contexts)
+    net, x = one_weight(devices.contexts), column(1, 2)
     x.attach_grad()
     with autograd.record():
         total, log = net(x).sum(), nd.log(x)
@@ -204,7 +104,6 @@ class Fails(autograd.Function):
 
 
 def test_an_error_in_backward_reaches_the_caller(devices):
-    """First one of a device's graph, then one of the loss."""
     net = make_parallel(nn.Lambda(lambda x: Fails()(x)), devices.contexts)
     x = column(1, 2)
     x.attach_grad()
@@ -213,22 +112,35 @@ def test_an_error_in_backward_reaches_the_caller(devices):
         x.grad.wait_to_read()
         mx.nd.waitall()
     gluon_syncbn.recover()
-    net = dense(devices.contexts)
-    with autograd.record():
-        total = (net(x) * nd.random.normal(0, -1, shape=(2, 1))).sum()
-    total.backward()
-    with pytest.raises(mx.MXNetError, match="scale parameter"):
-        x.grad.wait_to_read()
-    gluon_syncbn.recover()
+    net = one_weight(devices.contexts)
     differentiate(net, x)
     assert weight_gradient(net) == 3
 
 
+class Identity(autograd.Function):
+    """It is alive as long as the graph of its call."""
+
+    alive: weakref.WeakSet = weakref.WeakSet()
+
+    def forward(self, x):
+        self.alive.add(self)
+        return x.copy()
+
+    def backward(self, dy):
+        return dy
+
+
+def count_graphs():
+    mx.nd.waitall()
+    for _ in range(3):  # a graph's contents are freed after it
+        gc.collect()
+    return len(Identity.alive)
+
+
 @pytest.mark.parametrize("way", ["parallel", "from an input", "plain loop"])
 def test_graphs_are_freed(way, devices):
-    net, traced = nn.Sequential(), Traced()
-    net.add(nn.Dense(1, in_units=1), traced)
-    xs = [column(1, 2)]
+    net, xs = nn.Sequential(), [column(1, 2)]
+    net.add(nn.Dense(1, in_units=1), nn.Lambda(lambda x: Identity()(x)))
     if way == "plain loop":
         net = allow_plain_loop(net)
         net.initialize(ctx=devices.contexts)
@@ -241,22 +153,9 @@ def test_graphs_are_freed(way, devices):
     for _ in range(3):  # two without backward
         with autograd.record():
             totals = [net(x).sum() for x in xs]
-    assert traced.count_graphs() == 2  # the last step's, on two devices
+    assert count_graphs() == 2  # the last step's, on two devices
     autograd.backward(totals)
-    assert traced.count_graphs() == 0
-
-
-def test_a_result_without_a_variable_has_no_backward(devices):
-    """Its factors are in another graph, so that MXNet records the product."""
-    weight = dense(devices.contexts).weight
-    factors = {context: nd.ones(1, ctx=context) for context in devices.contexts}
-    net = make_parallel(nn.Lambda(lambda x: x * factors[x.context]), devices.contexts)
-    with autograd.record():
-        others = [weight.data(c) * factor for c, factor in factors.items()]
-        y = net(column(1, 2))
-    with pytest.raises(mx.MXNetError):
-        y.backward()
-    autograd.backward(others)
+    assert count_graphs() == 0
 
 
 class TwoOutputs(Block):
@@ -282,7 +181,177 @@ def test_each_output_has_a_backward(order, devices):
         found = []
         for k in order:
             outputs[k].backward(retain_graph=True)
-            found += [(x, y)[k].grad.asnumpy(), *gradients(net)]
+            found += [(x, y)[k].grad.asnumpy(), *map(summed_grad, parameters_of(net))]
         results.append(found)
     for result, expected in zip(*results):
         assert (result == expected).all()
+
+
+# ---- Limits.
+
+
+class Kept(gluon.HybridBlock):
+    """A penalty that is kept in an attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = dense()
+
+    def hybrid_forward(self, F, x):
+        h = self.dense(x)
+        self.penalty = (h**2).sum()
+        return h
+
+
+class Reads(gluon.Block):
+    """An attribute that has a gradient, or depends on an array with one."""
+
+    def __init__(self, given):
+        super().__init__()
+        self.dense, self.given = dense(), given
+
+    def forward(self, x):
+        given = self.given
+        if isinstance(given, list):
+            given = given[0].data(x.context)
+        return self.dense(x) * given.as_in_context(x.context)
+
+
+def loss_of_an_attribute(net, x):
+    net(x)
+    return net.penalty
+
+
+def loss_with_an_attribute(net, x):
+    return net(x).sum() + net.penalty.as_in_context(mx.cpu())
+
+
+@gluon_1_only("hybrid_forward")
+@pytest.mark.parametrize("loss", [loss_of_an_attribute, loss_with_an_attribute])
+def test_loss_that_reads_what_a_device_has_kept(loss):
+    net = started(Kept(), cpus(2))
+    with autograd.record():
+        total = loss(net, array(X))
+    with pytest.raises(ValueError, match=net.name):
+        total.backward()
+
+
+@gluon_1_only("Block.params")
+@pytest.mark.parametrize("way", ["variable", "recorded", "parameter"])
+def test_net_that_reads_a_variable_that_is_no_argument(way):
+    delta = array([[1.0, 1]])
+    if way == "parameter":
+        parameter = gluon.Parameter("delta", shape=(1, 2), dtype="float64")
+        parameter.initialize(ctx=cpus(2))
+        delta = [parameter]
+    else:
+        delta.attach_grad()
+    net = started(Reads(delta), cpus(2))
+    words = rf"'given' .*{net.name}"
+    with pytest.raises(ValueError, match=words), autograd.record():
+        if way == "recorded":
+            net.given = delta * 2
+        net(array(X))
+
+
+def mean(F, h):
+    return h.mean()
+
+
+def similarities(F, h):
+    return F.dot(h, h, transpose_b=True)
+
+
+def rows_last(F, h):
+    return F.transpose(F.expand_dims(h, axis=0), axes=(2, 1, 0))
+
+
+@pytest.mark.parametrize("rows", [2, 4, 5])
+@pytest.mark.parametrize("function", [mean, similarities, rows_last])
+def test_result_whose_length_is_that_of_the_rows_by_chance(function, rows):
+    net = started(Net(dense(), function=function), cpus(2))
+    with pytest.raises(ValueError, match=r"shape|\*, \d"):
+        with autograd.record():
+            net(array(X[:rows]))
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_the_look_for_rows_changes_nothing(train):
+    """It is one more call, on one device, of the first batch that is even."""
+    results = []
+    for contexts in cpus(2), cpus(1):
+        net = started(Normalized(), contexts, "hybridize")
+        with autograd.record(train_mode=train):
+            y = net(array(X[:4]))
+        results.append([y.asnumpy(), *map(value, net.collect_params().values())])
+    assert_same(*results)
+
+
+def test_a_net_that_accepts_one_number_of_rows():
+    """So does GluonCV's R-CNN; the look fails, and the call does not."""
+    net = started(Net(dense(), function=lambda F, h: h.reshape((3, 2)) * 1), cpus(2))
+    assert net(array(X)).shape == (6, 2)
+
+
+@pytest.mark.parametrize("mode", ["imperative", "static_shape"])
+def test_the_look_for_rows_draws_no_random_numbers(mode):
+    net = started(Net(dense(), nn.Dropout(0.5)), cpus(2), mode)
+    masks = []
+    for _ in range(2):  # the second call does not look
+        mx.random.seed(5)
+        with autograd.train_mode():
+            masks.append(net(array(X)).asnumpy())
+    assert (masks[0] == 0).any() and (masks[0] == masks[1]).all()
+
+
+def test_a_loop_over_shards_is_refused():
+    net = started(Normalized(), cpus(2))
+    shards = gluon.utils.split_and_load(array(X), cpus(2))
+    with pytest.raises(ValueError, match=r"cpu\(1\).*batch"):
+        with autograd.record():
+            [net(x) for x in shards]
+    for x in shards:  # predictions of each are right
+        assert net(x).shape == (3, 2)
+
+
+def test_net_called_by_one_that_is_parallel_over_others(devices, make_devices):
+    inner, x = one_weight(make_devices(1, first=1).contexts, 2.0), column(1, 2)
+    outer = nn.Sequential()
+    outer.add(nn.Lambda(lambda x: inner(x)))
+    make_parallel(outer, devices.contexts)
+    with pytest.raises(ValueError, match="parallel"):
+        with autograd.record():
+            outer(x)
+    assert (outer(x).asnumpy()[:, 0] == [2, 4]).all()  # nothing is recorded
+
+
+@pytest.mark.parametrize("rows, dtype", [(3, "float32"), (2, "float64")])
+def test_head_gradient_of_another_form(rows, dtype, devices):
+    net, x = one_weight(devices.contexts), column(1, 2)
+    with autograd.record():
+        y = net(x)
+    words = rf"head 0.*\(2, 1\).*float32.*\({rows}, 1\).*{dtype}"
+    gradient = nd.ones((rows, 1), dtype=dtype)
+    with pytest.raises(ValueError, match=words):
+        y.backward(gradient)
+    with pytest.raises(ValueError, match=words.replace("head 0", "head 1")):
+        autograd.backward([y, y], [None, gradient])
+    y.backward(nd.ones((2, 1)))
+    assert weight_gradient(net) == 3
+
+
+@pytest.mark.parametrize(
+    "outputs, words",
+    [
+        (lambda x: [x.mean()] * 2, r"2 rows.*\(1?,?\).*cpu\(0\)"),
+        (lambda x: ([x], [x, x]), r"float32 \(\*, 1\).*cpu\(1\)"),
+        (lambda x: ({"a": x, "b": x}, {"b": x, "a": x}), r"\['b', 'a'\]|cpu\(1\)"),
+        (lambda x: (x, x.tile((1, 2))), r"\(\*, 1\).*\(\*, 2\)"),
+        (lambda x: (x, x.astype("float64")), r"float32.* float64"),
+    ],
+)
+def test_outputs_that_cannot_be_joined(outputs, words, devices):
+    net = nn.Lambda(lambda x: outputs(x)[x.context.device_id])
+    net, x = make_parallel(net, devices.contexts), column(1, 2, 3)
+    with pytest.raises(ValueError, match=words), autograd.record():
+        net(x)

@@ -1,16 +1,21 @@
-"""make_parallel returns the net itself: parts, files, copies, parents, undoing it."""
+"""make_parallel returns the net itself: its children, files, copies and parents."""
 
+import collections
 import copy
+import gc
 import pickle
+import sys
+from pathlib import Path
 
+import gluon_syncbn
 from gluon_syncbn import (
     SyncBatchNorm,
+    allow_plain_loop,
     check_replicas,
     make_parallel,
     revert_parallel,
     revert_sync_batchnorm,
 )
-from gluon_syncbn.compat import IS_GLUON_2
 from gluon_syncbn.layer.finding import synchronized_layers
 from gluon_syncbn.mxnet_private.parameters import contexts_of
 
@@ -18,7 +23,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd
-from mxnet.gluon import Block, SymbolBlock, Trainer, loss, nn
+from mxnet.gluon import Block, SymbolBlock, nn
 from support.blocks import (
     Double,
     Function,
@@ -34,16 +39,19 @@ from support.helpers import (
     differentiate,
     imported,
     set_mode,
+    summed_grad,
     values,
     write_from_within,
 )
 from support.nd import nd
-from support.parallel_nets import (
-    SHAPE,
+from support.nets import (
+    Normalized,
+    X,
+    array,
     assert_same,
     column,
-    dense,
-    pair,
+    one_weight,
+    started,
     train,
     weight_gradient,
 )
@@ -67,13 +75,10 @@ def test_a_parallel_net_is_the_net_itself(devices):
 
 
 @gluon_1_only("SymbolBlock")
-@pytest.mark.parametrize("is_graph", [False, True])
-def test_layers_that_were_reverted_are_converted_by_the_next_training_call(is_graph):
-    net = nn.HybridSequential()
+def test_layers_that_were_reverted_are_converted_by_the_next_training_call():
+    net, x = nn.HybridSequential(), mx.sym.var("x")
     net.add(nn.Dense(3, in_units=2), nn.BatchNorm(in_channels=3))
-    if is_graph:
-        x = mx.sym.var("x")
-        net = SymbolBlock(net(x), x, net.collect_params())
+    net = SymbolBlock(net(x), x, net.collect_params())
     make_parallel(net, cpus(2)).initialize()
     assert synchronized_layers(revert_sync_batchnorm(net)) == []
     with autograd.record():
@@ -83,23 +88,28 @@ def test_layers_that_were_reverted_are_converted_by_the_next_training_call(is_gr
 
 @gluon_1_only("its nets hold weak references, which are not copied")
 @pytest.mark.parametrize("copied", [copy.deepcopy, "pickle"])
-@pytest.mark.parametrize("mode", MODES)
-def test_copies_are_parallel_nets_of_their_own(mode, copied):
-    plain, net = pair(cpus(2))
-    net(nd.ones((3, *SHAPE), dtype="float64"))
-    if copied == "pickle":
-        twin = pickle.loads(pickle.dumps(net))
-    else:
-        twin = copied(net)
+def test_copies_are_parallel_nets_of_their_own(copied):
+    plain, net = started(Normalized(), None), started(Normalized(), cpus(2))
+    net(array(X))
+    twin = pickle.loads(pickle.dumps(net)) if copied == "pickle" else copied(net)
     assert twin.forward.net is twin and twin.devices is not net.devices
     for each in net, twin:
-        set_mode(each, mode)
+        set_mode(each, "hybridize")
     # Gluon's copies have no gradients, and all arrays are on one context.
     move(twin, twin.devices.contexts)
     before = values(twin)
     train(net, [3, 1])
     assert_same(values(twin), before)
-    assert_same(train(twin, [5, 2, 1]), train(plain, [5, 2, 1]))
+    assert_same(train(twin), train(plain))
+
+
+def test_a_copy_of_a_net_in_a_plain_loop_has_parameters_of_its_own():
+    net = allow_plain_loop(nn.Dense(1, in_units=2))
+    twin = copy.deepcopy(net)
+    net.initialize(mx.init.One())
+    twin.initialize(mx.init.Zero())
+    x = nd.ones((1, 2))
+    assert net(x).asnumpy() == 2 and twin(x).asnumpy() == 0
 
 
 @pytest.mark.parametrize("parent_is", ["parallel", "plain"])
@@ -107,28 +117,46 @@ def test_copies_are_parallel_nets_of_their_own(mode, copied):
 def test_in_a_parent(parent_is, mode):
     """A parent that is parallel over the same devices calls it with shards."""
     results = []
-    for child in pair(cpus(2)):
-        parent = nn.HybridSequential()
+    for contexts in cpus(2), None:
+        child, parent = started(Normalized(), contexts), nn.HybridSequential()
         parent.add(child, Double())
-        if parent_is == "parallel" and results:
-            make_parallel(parent, cpus(2))
+        if parent_is == "parallel" and contexts:
+            make_parallel(parent, contexts)
         set_mode(parent if parent_is == "parallel" else child, mode)
-        results.append(train(parent, [5, 2, 1]))
+        results.append(train(parent))
     assert_same(*results)
 
 
 @gluon_1_only("a trace does not know whether it is for training")
 def test_a_hybridized_parent_predicts_on_one_device_and_refuses_to_train():
-    plain, net = pair(cpus(2))
-    x = nd.ones((3, *SHAPE), dtype="float64")
-    right = (2 * plain(x)).asnumpy()
+    plain, net = started(Normalized(), None), started(Normalized(), cpus(2))
     parent = nn.HybridSequential(**prefixed("outer_"))
     parent.add(net, Double())
     parent.hybridize()
     with pytest.raises(RuntimeError, match="outer.*hybridize"):
         with autograd.record():
-            parent(x)
-    assert_same([parent(x).asnumpy()], [right])
+            parent(array(X))
+    right = (2 * plain(array(X))).asnumpy()
+    assert_same([parent(array(X)).asnumpy()], [right])
+
+
+@pytest.mark.parametrize("state", ["called", "deferred", "in part"])
+def test_a_net_that_is_initialized_elsewhere_is_moved(state, devices):
+    net, x = nn.HybridSequential(), nd.ones((3, 2))
+    net.add(nn.Dense(4), nn.BatchNorm(), nn.Dense(3))
+    part = net[0] if state == "in part" else net
+    part.initialize(mx.init.Xavier(), ctx=mx.cpu(3))
+    if state == "called":
+        net(x.as_in_context(mx.cpu(3)))
+        before = net[0].weight.data().asnumpy()
+    make_parallel(net, devices.contexts, reset_ctx=True)
+    if state == "called":
+        np.testing.assert_array_equal(net[0].weight.data().asnumpy(), before)
+    elif state == "in part":
+        net.initialize()
+    assert net(x).shape == (3, 3)
+    for parameter in net.collect_params().values():
+        assert contexts_of(parameter) == devices.contexts
 
 
 class OwnDense(Function):
@@ -145,7 +173,7 @@ class OwnDense(Function):
 
 @gluon_1_only("shapes are not inferred by traces")
 def test_a_parent_that_is_traced_for_shapes_alone(devices):
-    parent = OwnDense(dense(devices.contexts, 3.0))
+    parent = OwnDense(one_weight(devices.contexts, 3.0))
     parent.weight.initialize(mx.init.Constant(2))
     with autograd.record():
         y = parent(column(1, 2))
@@ -153,7 +181,7 @@ def test_a_parent_that_is_traced_for_shapes_alone(devices):
 
 
 def test_nets_that_share_parameters(devices):
-    net = dense(devices.contexts)
+    net = one_weight(devices.contexts)
     other = sharing(net, nn.Dense, units=1, use_bias=False, in_units=1)
     make_parallel(other, devices.contexts)
     differentiate(lambda x: net(x) + 10 * other(x[:1]), column(1, 2))
@@ -164,30 +192,128 @@ def test_nets_that_share_parameters(devices):
         make_parallel(net, cpus(2, first=2))
 
 
-def test_hooks_see_whole_batches(devices):
-    net, seen = dense(devices.contexts), []
-    net.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape))
-    net.register_forward_hook(lambda _, inputs, y: seen.append(y.shape))
-    net(column(1, 2, 3))
-    assert seen == [(3, 1), (3, 1)]
+def test_devices_without_a_row_get_statistics_beside_a_failure():
+    norms, divisors = [nn.BatchNorm(in_channels=1) for _ in range(2)], [0, 1]
+    net = nn.Sequential()
+    net.add(norms[0], nn.Lambda(lambda x: x / divisors[-1]), norms[1])
+    net = make_parallel(net, cpus(3), nonfinite="raise")
+    net.initialize()
+    x = nd.array([[1.0], [5.0]])
+    with autograd.train_mode():
+        net(x).wait_to_read()
+        divisors.pop()
+        with pytest.raises(mx.MXNetError, match="not finite"):
+            net(x).wait_to_read()
+    gluon_syncbn.recover()
+    means = [
+        [mean.asnumpy().item() for mean in n.running_mean.list_data()] for n in norms
+    ]
+    assert means == [pytest.approx([0.57] * 3), pytest.approx([0] * 3, abs=1e-6)]
 
 
-def test_gluons_estimator(devices):
-    from mxnet.gluon.contrib.estimator import Estimator
+COMPREHENSIONS = "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"
 
-    metric = mx.gluon.metric if IS_GLUON_2 else mx.metric
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(12, *SHAPE)), rng.integers(0, 3, 12)
-    arrays = mx.gluon.data.ArrayDataset(x, y)
-    nets = pair(devices.contexts)
-    for net in nets:
-        net(nd.array(x[:5], dtype="float64"))
-        trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
-        options = {"trainer": trainer, by_gluon("context", "device"): mx.cpu(0)}
-        criterion = loss.SoftmaxCrossEntropyLoss()
-        estimator = Estimator(net, criterion, metric.Loss(), **options)
-        estimator.fit(mx.gluon.data.DataLoader(arrays, 5), epochs=2)
-    assert_same(*map(values, nets))
+
+def count_functions(devices, call):
+    """Count the calls of our functions, in all threads."""
+    folder, frames = str(Path(gluon_syncbn.__file__).parent), {}
+
+    def note(frame, event, _):
+        # A generator's frame is entered several times, a comprehension's not always.
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(folder):
+            if code.co_name not in COMPREHENSIONS:
+                frames[id(frame)] = frame
+
+    devices.map(lambda: sys.setprofile(note))
+    gc.collect()  # remains of other nets would call the library
+    gc.disable()
+    frames.clear()
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    count = len(frames)
+    devices.map(lambda: sys.setprofile(None))
+    return count
+
+
+def test_a_step_enters_few_functions():
+    """The net has three layers; Gluon looks up each parameter on each context."""
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4), nn.BatchNorm(), nn.Dense(1))
+    net = make_parallel(net, cpus(2))
+    net.initialize()
+    net.hybridize()
+    x, losses = nd.random.normal(shape=(6, 3)), []
+
+    def forward():
+        with autograd.record():
+            losses.append((net(x) ** 2).mean())
+
+    for _ in range(2):
+        forward()
+        losses[-1].backward()
+    limit = by_gluon(114, 124)
+    assert count_functions(net.devices, forward) <= limit
+    assert count_functions(net.devices, losses[-1].backward) <= 77
+    mx.nd.waitall()
+    mx.nd.waitall()
+
+
+# ---- structures ---------------------------------------------------------------------
+
+
+class Nested(Block):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(2, flatten=False)
+
+    def forward(self, inputs, others, factor, mask=None):
+        outputs = collections.defaultdict(list)  # keeps its kind
+        outputs["out"], outputs["mask"] = inputs["x"] * factor, mask
+        outputs["list"] = [self.dense(others[0]), (others[1].argmax(axis=1),)]
+        return outputs
+
+
+def test_nested_inputs_and_outputs(devices):
+    net = make_parallel(Nested(), devices.contexts)
+    net.initialize(mx.init.One())
+    x, others = np.arange(3, dtype="float32"), nd.arange(6).reshape((3, 2))
+    outputs = net({"x": x}, [others, 2 * others], 2.0)
+    assert list(outputs) == ["out", "mask", "list"] and outputs["mask"] is None
+    assert (outputs["out"].asnumpy() == [0, 2, 4]).all() and outputs["other"] == []
+    sums, (classes,) = outputs["list"]
+    assert (sums.asnumpy() == [[1, 1], [5, 5], [9, 9]]).all()
+    assert (classes.asnumpy() == [1, 1, 1]).all()
+
+
+class Tempered(nn.Dense):
+    def forward(self, x, temperature):
+        return super().forward(x) * temperature, x[:, :0]
+
+
+@gluon_1_only("mx.npx.set_np")
+@pytest.mark.parametrize("is_variable", [True, False])
+def test_numpy_semantics(is_variable, devices):
+    """An argument has no axes, and a result no elements."""
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        net = make_parallel(Tempered(1, use_bias=False, in_units=1), devices.contexts)
+        net.initialize(mx.init.One())
+        x, temperature = mx.np.array([[1.0], [2.0], [3.0]]), mx.np.array(3.0)
+        x.attach_grad()
+        if is_variable:
+            temperature.attach_grad()
+        with autograd.record():
+            y, empty = net(x, temperature)
+            total = (y**2).sum() + empty.sum()
+        total.backward()
+        assert type(y) is type(x) and empty.shape == (3, 0)
+        assert (x.grad.asnumpy()[:, 0] == [18, 36, 54]).all()
+        assert summed_grad(net.weight) == 18 * 14
+        assert not is_variable or temperature.grad.asnumpy() == 6 * 14
 
 
 # ---- undoing it ----------------------------------------------------------------------
@@ -208,6 +334,8 @@ def test_undone_it_is_what_it_was(devices):
     net = Twice()
     before = dict(vars(net))
     make_parallel(net, devices.contexts).initialize(mx.init.One())
+    forward = net.forward
+    assert make_parallel(net, devices.contexts) is net and net.forward is forward
     assert (net(column(1, 2)).asnumpy()[:, 0] == [2, 4]).all()
     assert copy.deepcopy(net)(column(3)).asnumpy() == 6
     assert revert_parallel(net) is net
@@ -262,7 +390,7 @@ def test_files_have_the_bits_of_the_first_device(tmp_path):
 
 
 def test_files_go_to_the_devices(tmp_path, devices):
-    net = dense(devices.contexts, 3.0)
+    net = one_weight(devices.contexts, 3.0)
     net.save_parameters(str(tmp_path / "a"))
     for contexts in None, mx.cpu(1), devices.contexts:
         other = make_parallel(nn.Dense(1, use_bias=False), devices.contexts)
@@ -280,9 +408,9 @@ def test_summary_is_that_of_one_device(devices, capsys):
     plain, net = TwoInputs(), make_parallel(TwoInputs(), devices.contexts)
     x, other = np.ones((5, 3), "f4"), np.ones((5, 99), "f4")
     texts = []
-    for block, array in (plain, nd.array), (net, np.asarray):
+    for block, make in (plain, nd.array), (net, np.asarray):
         block.initialize()
-        block.summary(array(x), [array(other)])
+        block.summary(make(x), [make(other)])
         texts.append(capsys.readouterr().out.replace("SyncBatchNorm", "BatchNorm"))
     assert "Total params: 792" in texts[0]
     assert texts[1].split() == texts[0].split()
@@ -308,9 +436,3 @@ def test_values_are_read_when_no_work_may_change_them(read, tmp_path):
     read(net, tmp_path)
     for mean in net.running_mean.list_data():
         assert mean.asnumpy() == 2
-
-
-def test_a_second_call_with_the_same_devices_changes_nothing(devices):
-    net = make_parallel(nn.Dense(1, in_units=1), devices.contexts)
-    forward = net.forward
-    assert make_parallel(net, devices.contexts) is net and net.forward is forward

@@ -1,11 +1,15 @@
-"""Whole programs of one device run on several after make_parallel, with its results.
+"""Programs of one device run on several after make_parallel, with the same results.
 
-Each program trains a float64 net by plain MXNet on one device, and by make_parallel on
-one and on three. What it returns has to be equal: results, gradients and parameters.
-Random programs (test_random_nets.py) mix what is simpler.
+Plain MXNet on one device gives the right results: losses, gradients, parameters. A
+random program draws what its net, its loss and its steps hold.
+GLUON_SYNCBN_PROGRAMS=10000 runs so many.
 """
 
+import os
+import random
+from dataclasses import dataclass, fields
 from functools import partial
+from tempfile import NamedTemporaryFile
 
 from gluon_syncbn import (
     allow_plain_loop,
@@ -21,187 +25,239 @@ from mxnet import autograd, gluon
 from mxnet.gluon import Trainer, nn
 from support.blocks import gluon_1_only, move
 from support.helpers import MODES, cpus, set_mode, summed_grad, value
-from support.parallel_nets import assert_same
-from support.whole_programs import (
+from support.nets import (
     Net,
     Normalized,
     X,
     array,
+    assert_same,
     backward,
-    clip_gradients,
     dense,
     parameters_of,
-    results_of,
     started,
+    state_of,
+    train,
+)
+
+SEEDS = range(int(os.environ.get("GLUON_SYNCBN_PROGRAMS", 60)))
+
+# Changes of parameters or gradients after each backward, besides a step.
+CHANGES = (
+    *("nothing", "clip", "reduce and clip", "set_data", "in place", "kept arrays"),
+    *("average", "load", "own optimizer"),
 )
 
 
-class Scaled(gluon.Block):
-    def __init__(self):
+@dataclass
+class Program:
+    contexts: int
+    mode: str  # the net's children have it
+    rows: list  # one number for each step
+    change: str
+    inputs: str  # the grad_req of inputs, or "last", "none" for those that have one
+    calls: str  # "once", "twice", or "fed back" through another net
+    is_doubled: bool  # the result holds an array twice
+    branches: bool  # rows without a label have no graph
+    decays: bool  # the loss holds all parameters
+    accumulates: bool  # grad_req="add"
+    is_elsewhere: bool  # the last context clips gradients and updates
+    leaves_head: bool  # the last layer is used in the first step only
+    later: int  # the step before which a norm is added
+    frozen: int  # the step before which the first layer is frozen
+
+
+def draw(rng):
+    flags = {field.name: rng.random() < 0.5 for field in fields(Program)}
+    values = {
+        "contexts": rng.choice([1, 2, 2, 3]),
+        "mode": rng.choice(list(MODES)),
+        "rows": [rng.randint(2, 6) for _ in range(rng.randint(1, 4))],
+        "change": rng.choice(CHANGES),
+        "inputs": rng.choice(["none", "write", "add", "last"]),
+        "calls": rng.choice(["once", "once", "twice", "fed back"]),
+        "branches": rng.random() < 0.2,
+        "later": rng.randint(0, 4),
+        "frozen": rng.randint(1, 4),
+    }
+    return Program(**{**flags, **values})
+
+
+def norm_of(program):
+    """Return no norm if it is used twice: only ours updates its statistics twice.
+
+    A norm on a branch needs a backward on each device.
+    """
+    if program.calls != "once" or program.branches:
+        return dense()
+    return nn.BatchNorm(in_channels=2, momentum=0.875)
+
+
+class RandomNet(gluon.Block):
+    """It reads an attribute and a constant; neither has a gradient."""
+
+    def __init__(self, program):
         super().__init__()
-        self.dense, self.scale = dense(), array([1.0, 2.0])
+        self.program, self.body = program, nn.HybridSequential()
+        self.body.add(dense(), norm_of(program), dense())
+        self.head, self.has_head = dense(), True
+        self.scale = array([1.0, -2.0])
+        self.shift = self.params.get_constant("shift", np.ones((1, 2)))
 
-    def forward(self, x):
-        return self.dense(x) * self.scale.as_in_context(x.context)
-
-
-def constant_that_is_written(start):
-    """MXNet refuses that while the array is in a graph, so backward has to drop it."""
-    net, found = start(Scaled(), "imperative"), []
-    for factor in range(1, 4):
-        with autograd.record():
-            net.scale[:] = factor
-            loss = (net(array(X)) ** 2).sum()
-        loss.backward()
-        found.append(loss.asnumpy())
-    return found, net
+    def forward(self, x, label):
+        h = self.body(x)
+        h = self.head(h) if self.has_head else h
+        h = h * self.scale.as_in_context(x.context) - self.shift.data(x.context)
+        if self.program.branches and not label.asnumpy().any():
+            h = h.detach()
+        h = h * label.reshape((-1, 1))
+        return (h, [h]) if self.program.is_doubled else (h, [])
 
 
-def constant_parameter(start):
-    class Shifted(gluon.HybridBlock):
-        def __init__(self):
-            super().__init__()
-            self.dense = dense()
-            value = np.array([[1.0, -1.0]])
-            self.shift = self.params.get_constant("shift", value)
-
-        def hybrid_forward(self, F, x, shift):
-            return F.broadcast_add(self.dense(x), shift)
-
-    net = start(Shifted())
-    shift = array([[2.0, 3.0]])
-    return [
-        backward(lambda: ((net(array(X)) - net.shift.data() * shift) ** 2).sum())
-    ], net
-
-
-# ---- Between backward and step.
-
-
-def trained(between, start, steps=3, net=None, **options):
-    """Train a net; `between` is what the program does after each backward."""
-    net = net or start(Normalized())
-    settings = {"learning_rate": 0.01, "momentum": 0.9}
-    trainer = Trainer(net.collect_params(), "sgd", settings, **options)
-    for step in range(steps):
-        backward(lambda: (net(array(X)) ** 2).sum())
-        between(net, trainer, step)
-        mx.nd.waitall()  # MXNet's own static_shape nets read statistics too early
-    return [net(array(X)).asnumpy()], net  # the latest write counts from here on
-
-
-def reduce_clip_update(net, trainer, step):
-    trainer.allreduce_grads()
-    clip_gradients(net)
-    trainer.update(1)
+def results_of(program, contexts):
+    nets = started(RandomNet(program), contexts), started(dense(), contexts, seed=2)
+    net, other = nets
+    set_mode(net.body, program.mode)
+    settings = {"learning_rate": 0.001, "momentum": 0.5}
+    trainer = Trainer(net.collect_params(), "sgd", settings)
+    if program.accumulates:
+        # MXNet 1.6 does not add the gradients of its own BatchNorm.
+        for parameter in parameters_of(net):
+            if len(parameter.shape) == 2:
+                parameter.grad_req = "add"
+    kept = {}
+    if program.change == "kept arrays":
+        kept.update((p, p.data()) for p in parameters_of(net))
+    found = []
+    for step, rows in enumerate(program.rows):
+        if step == program.later and step:
+            norm = norm_of(program)
+            norm.cast("float64")
+            norm.initialize(mx.init.One(), ctx=contexts or mx.cpu())
+            net.body.add(norm)
+            trainer = Trainer(net.collect_params(), "sgd", settings)
+        if step == program.frozen:
+            net.body[0].weight.grad_req = "null"
+        net.has_head = not (program.leaves_head and step)
+        found += step_of(program, net, other, step, rows)
+        is_elsewhere = contexts and program.is_elsewhere and "clip" in program.change
+        with contexts[-1] if is_elsewhere else mx.cpu():
+            found += change(program, net, trainer, kept)
+    mx.nd.waitall()
+    return [*found, prediction(net), *state_of(*nets)]
 
 
-def kept_arrays(net, trainer, step):
-    """Write to arrays that the program got once."""
-    if step == 0:
-        net.kept = [parameter.data() for parameter in parameters_of(net)]
-    trainer.step(6)
-    for data in net.kept:
-        data[:] = data * 0.5
+def step_of(program, net, other, step, rows):
+    x, label = array(X[:rows]), array([float(k >= rows // 2) for k in range(rows)])
+    factor, kind = array([0.5]), program.inputs
+    own = [] if program.branches else [label]  # rows without a graph have none
+    variables = {"none": [], "last": own}.get(kind, [x, factor, *own])
+    if kind == "last":
+        x.attach_grad("null")
+    for variable in variables:
+        variable.attach_grad("add" if kind == "add" else "write")
+        variable.grad[:] = 0.25
+    with autograd.record():
+        net.scale[:] = step + 1  # refused while the array is in a graph
+        loss = (x * 10).sum()
+        if program.decays:  # before the call, in which ours update running statistics
+            parameters = net.collect_params().values()
+            loss = loss + sum((p.data() ** 2).sum() for p in parameters)
+        y, others = net(x if kind == "last" else x * factor, label)
+        loss = loss + (y**2).sum() + sum((z * 3).sum() for z in others)
+        heads = [loss]
+        if program.calls == "twice":
+            heads.append(net(x * 2, 1 - label)[0].sum() + loss)
+        if program.calls == "fed back":
+            h = other(y)
+            heads.append(net(h, label)[0].sum() + other(h * 1).sum())
+    autograd.backward(heads)
+    return [a.asnumpy() for a in (*heads, *(v.grad for v in variables))]
 
 
-def swap_for_an_average(net, trainer, step):
+def prediction(net):
+    return net(array(X), array([1.0] * len(X)))[0].asnumpy()
+
+
+def change(program, net, trainer, kept):
+    """Update the parameters; return what else the program has computed."""
+    parameters, kind = parameters_of(net), program.change
+    if kind == "reduce and clip":
+        trainer.allreduce_grads()
+    if "clip" in kind:
+        clip_gradients(parameters)
+    if kind == "own optimizer":
+        for parameter in parameters:
+            parameter.data()[:] -= 0.001 * parameter.grad()
+    elif kind == "reduce and clip":
+        trainer.update(1, ignore_stale_grad=True)
+    else:
+        trainer.step(1, ignore_stale_grad=True)
+    arrays = [kept[parameter] for parameter in parameters if parameter in kept]
+    for parameter in parameters:
+        if kind == "set_data":
+            parameter.set_data(parameter.data() * 0.9)
+        if kind in ("in place", "load"):
+            arrays.append(parameter.data())
+    if kind == "load":
+        mx.nd.waitall()  # MXNet's own static_shape nets write statistics too late
+        with NamedTemporaryFile() as file:
+            net.save_parameters(file.name)
+            scale(arrays)
+            net.load_parameters(file.name)
+        return []
+    scale(arrays)
+    return average(net, parameters) if kind == "average" else []
+
+
+def scale(arrays):
+    for data in arrays:
+        data[:] = data * 0.9
+
+
+def average(net, parameters):
     """Predict with other weights, as EMA and SWA do, and put the weights back."""
-    trainer.step(6)
-    former = [parameter.data().copy() for parameter in parameters_of(net)]
-    for parameter in parameters_of(net):
+    former = [parameter.data().copy() for parameter in parameters]
+    for parameter in parameters:
         parameter.data()[:] = 1
-    net.predicted = net(array(X)).asnumpy()
-    for parameter, data in zip(parameters_of(net), former):
+    found = prediction(net)
+    for parameter, data in zip(parameters, former):
         parameter.data()[:] = data
+    return [found]
 
 
-def load_again(net, trainer, step):
-    trainer.step(6)
-    mx.nd.waitall()  # MXNet's own static_shape nets write statistics too late
-    if step == 0:
-        net.save_parameters("parameters")
-    elif step == 1:
-        net.load_parameters("parameters")
+def clip_gradients(parameters):
+    """As gluon.utils.clip_global_norm, which is for float32 alone."""
+    gradients = [parameter.grad() for parameter in parameters]
+    norm = sum((gradient.asnumpy() ** 2).sum() for gradient in gradients) ** 0.5
+    for gradient in gradients:
+        gradient *= 0.5 / norm
 
 
-BETWEEN = [
-    reduce_clip_update,
-    kept_arrays,
-    swap_for_an_average,
-    load_again,
-]
+@gluon_1_only("arrays of mx.nd")
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_program(seed):
+    program = draw(random.Random(seed))
+    print(program)  # pytest shows it after a failure
+    results = results_of(program, cpus(program.contexts))
+    assert_same(results, results_of(program, None))
 
 
-def stale_branch(start):
-    """Leave a head out in some steps, with ignore_stale_grad."""
-
-    class Heads(gluon.Block):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second, self.both = dense(), dense(), True
-
-        def forward(self, x):
-            return self.second(self.first(x)) if self.both else self.first(x)
-
-    def step_of(net, trainer, step):
-        trainer.step(6, ignore_stale_grad=True)
-        net.both = False
-
-    return trained(step_of, start, net=start(Heads(), "imperative"))
-
-
-def norm_of_the_first_call(start):
-    """Make a layer in the first call of a block, on the block's contexts."""
-
-    class Lazy(gluon.Block):
-        def __init__(self):
-            super().__init__()
-            self.dense, self.norm = dense(), None
-
-        def forward(self, x):
-            if self.norm is None:
-                self.norm = nn.BatchNorm(in_channels=2, momentum=0.875)
-                self.norm.cast("float64")
-                self.norm.initialize(ctx=self.dense.weight.list_ctx())
-            return self.norm(self.dense(x))
-
-    net = start(Lazy(), "imperative")
-    net(array(X))  # a first look; what trains later is converted
-    return trained(lambda net, trainer, step: trainer.step(6), start, net=net)
-
-
-PROGRAMS = [
-    constant_that_is_written,
-    pytest.param(constant_parameter, marks=gluon_1_only("a Constant is an attribute")),
-    stale_branch,
-    pytest.param(norm_of_the_first_call, marks=gluon_1_only("list_ctx")),
-    *(partial(trained, between) for between in BETWEEN),
-]
-
-
-def name_of(program):
-    return getattr(program, "__name__", None) or program.args[0].__name__
-
-
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("count", [1, 3])
+def test_trains_and_predicts_like_one_device(count, mode):
+    """A batch has fewer rows than there are devices."""
+    results = []
+    for contexts in cpus(count), None:
+        net = started(Normalized(), contexts, mode)
+        results.append(train(net) + state_of(net))
+    assert_same(*results)
+
+
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("program", PROGRAMS, ids=name_of)
-def test_program(program, mode, count, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    results = results_of(program, cpus(count), mode)
-    assert_same(results, results_of(program, None, mode))
-
-
-# ---- Plain loops.
-
-
-@pytest.mark.parametrize("count", [2, 3])
-@pytest.mark.parametrize("mode", MODES)
-def test_plain_loop_whose_loss_reads_inputs_and_parameters(mode, count):
+def test_plain_loop_whose_loss_reads_inputs_and_parameters(mode):
     """An autoencoder with a penalty, two calls of the net, and an array twice."""
     results = []
-    for contexts in cpus(count), cpus(1):
+    for contexts in cpus(2), cpus(1):
         net = started(Net(dense(), function=lambda F, h: (h, [h])), None)
         move(net, contexts)
         set_mode(allow_plain_loop(net), mode)
@@ -223,69 +279,6 @@ def test_plain_loop_whose_loss_reads_inputs_and_parameters(mode, count):
 # ---- Trainers.
 
 
-TRAINERS = {
-    "without kvstore": {"kvstore": None},
-    "local": {"kvstore": "local", "update_on_kvstore": True},
-    "on devices": {"kvstore": "device", "update_on_kvstore": False},
-}
-
-
-@pytest.mark.parametrize("options", TRAINERS.values(), ids=TRAINERS)
-def test_trainer(options):
-    program = partial(trained, stepped)
-    expected = results_of(program, None)
-    assert_same(results_of(partial(program, **options), cpus(2)), expected)
-    options = {"kvstore": mx.kv.create("local")}
-    assert_same(results_of(partial(program, **options), cpus(3)), expected)
-
-
-def stepped(net, trainer, step):
-    trainer.step(6)
-
-
-@pytest.mark.parametrize("name", ["adam", "nadam", "sgld", "signum", "ftml"])
-def test_optimizer(name):
-    """Also one that draws random numbers, and one that counts all its updates."""
-
-    def program(start):
-        net = start(Net(dense(), dense()))
-        trainer = Trainer(net.collect_params(), name, {"learning_rate": 0.01})
-        for _ in range(3):
-            backward(lambda: (net(array(X)) ** 2).sum())
-            mx.random.seed(3)  # a call of the net may draw a seed for its devices
-            trainer.step(6)
-        return [], net
-
-    assert_same(results_of(program, cpus(2)), results_of(program, None))
-
-
-@pytest.mark.parametrize("change", [make_parallel, revert_parallel])
-def test_momentum_stays_when_a_net_becomes_parallel_or_stops(change):
-    """The net trains for two steps before the change and for two steps after it."""
-
-    def program(contexts):
-        is_parallel = change is revert_parallel and len(contexts) > 1
-        net = started(Net(dense()), contexts if is_parallel else None)
-        move(net, contexts)
-        settings = {"learning_rate": 0.01, "momentum": 0.9}
-        trainer = Trainer(net.collect_params(), "sgd", settings)
-        for step in range(4):
-            if step == 2 and len(contexts) > 1:
-                change(net, *[contexts] * (not is_parallel))
-                is_parallel = not is_parallel
-            shards = gluon.utils.split_and_load(
-                array(X), contexts[:1] if is_parallel else contexts
-            )
-            with autograd.record():
-                losses = [(net(x) ** 2).sum() for x in shards]
-            autograd.backward(losses)
-            trainer.step(6)
-        check_replicas(net)
-        return [value(p) for p in parameters_of(net)]
-
-    assert_same(program(cpus(2)), program(cpus(1)))
-
-
 class OfHorovod(Trainer):
     """Sums the first device's gradients over processes, as Horovod's trainer does."""
 
@@ -295,13 +288,62 @@ class OfHorovod(Trainer):
                 parameter.list_grad()[0][:] *= 2
 
 
-def test_trainer_that_sums_one_gradient_over_processes():
-    def program(cls, factor, start):
-        net = start(Normalized())
-        trainer = cls(net.collect_params(), "sgd", kvstore=None)
-        backward(lambda: (net(array(X)) ** 2).sum() * factor)
-        trainer.step(6)
-        return [], net
+TRAINERS = {
+    "without kvstore": (Trainer, {"kvstore": None}),
+    "local": (Trainer, {"kvstore": "local", "update_on_kvstore": True}),
+    "on devices": (Trainer, {"kvstore": "device", "update_on_kvstore": False}),
+    "a kvstore": (Trainer, {"kvstore": mx.kv.create("local")}),
+    "of Horovod": (OfHorovod, {"kvstore": None}),
+}
+# One draws random numbers, and one counts all its updates.
+OPTIMIZERS = "adam", "nadam", "sgld", "signum", "ftml"
 
-    results = results_of(partial(program, OfHorovod, 1), cpus(2))
-    assert_same(results, results_of(partial(program, Trainer, 2), None))
+
+@pytest.mark.parametrize(
+    "kind, optimizer",
+    [(name, "sgd") for name in TRAINERS] + [("local", name) for name in OPTIMIZERS],
+)
+def test_trainer(kind, optimizer):
+    results, (make, options) = [], TRAINERS[kind]
+    for contexts in cpus(2), None:
+        net = started(Net(dense(), dense()), contexts)
+        parameters = net.collect_params()
+        trainer = make(parameters, optimizer, **(options if contexts else {}))
+        for _ in range(3):
+            backward(lambda net=net: (net(array(X)) ** 2).sum())
+            mx.random.seed(3)  # a call of the net may draw a seed for its devices
+            trainer.step(6)
+        results.append(state_of(net))
+    assert_same(*results)
+
+
+BOTH, ONE = cpus(2), cpus(1)
+CHANGES_OF_CONTEXTS = {  # and the contexts of the loop before and after
+    "becomes parallel": (partial(make_parallel, ctx=BOTH), BOTH, ONE),
+    "moves": (partial(make_parallel, ctx=BOTH, reset_ctx=True), ONE, ONE),
+    "stops": (revert_parallel, ONE, BOTH),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES_OF_CONTEXTS)
+def test_momentum_stays_when_a_net_becomes_parallel_or_stops(kind):
+    """The net trains for two steps before the change and for two steps after it."""
+
+    def program(change, before, after):
+        net = started(Net(dense()), BOTH if change is revert_parallel else None)
+        if change is not revert_parallel:
+            move(net, before)
+        settings = {"learning_rate": 0.01, "momentum": 0.9}
+        trainer = Trainer(net.collect_params(), "sgd", settings)
+        for contexts in before, before, after, after:
+            if contexts is after and change:
+                change = change(net) and None
+            with autograd.record():
+                shards = gluon.utils.split_and_load(array(X), contexts)
+                losses = [(net(x) ** 2).sum() for x in shards]
+            autograd.backward(losses)
+            trainer.step(6)
+        check_replicas(net)
+        return [value(p) for p in parameters_of(net)]
+
+    assert_same(program(*CHANGES_OF_CONTEXTS[kind]), program(None, ONE, ONE))

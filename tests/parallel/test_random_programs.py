@@ -6,26 +6,28 @@ that fails, and prints it. GLUON_SYNCBN_PROGRAMS=10000 runs so many, and other o
 time.
 """
 
-from contextlib import ExitStack
+import os
 
 import gluon_syncbn
 from gluon_syncbn.compat import IS_GLUON_2
 
 import mxnet as mx
+import pytest
+from hypothesis import HealthCheck, given, settings
 from mxnet import autograd
 from support.nd import nd
 from support.program_oracle import OLD, Checks
-from support.programs import Data, make_net, programs, random_test
+from support.programs import Data, make_net, programs
+
+MORE = int(os.environ.get("GLUON_SYNCBN_PROGRAMS", 0))
 
 
 def run(program):
     """Run a program; raise AssertionError where a result is not the oracle's."""
-    with ExitStack() as stack:
-        empty = any(0 in step.rows for step in program.steps)
-        is_np = program.numpy or IS_GLUON_2
-        # 0 would be an unknown size.
-        stack.enter_context(mx.util.np_shape(empty or is_np))
-        stack.enter_context(mx.util.np_array(is_np))
+    empty = any(0 in step.rows for step in program.steps)
+    is_np = program.numpy or IS_GLUON_2
+    # 0 would be an unknown size.
+    with mx.util.np_shape(empty or is_np), mx.util.np_array(is_np):
         runner = Runner(program)
         for number, step in enumerate(program.steps):
             try:
@@ -66,7 +68,7 @@ class Runner:
             checks.by_context([y[number] for y in ys], data)
             for number in range(len(data.dys))
         ]
-        net = checks.expected(states, data, training, ys)
+        net = checks.expected(states, data, training)
         checks.check_outputs(ys, data, net)
         checks.check_statistics(net)
         if recording:
@@ -79,10 +81,10 @@ class Runner:
         if self._program.way == "parallel":
             xs, contexts = [data.join(xs)], contexts[:1]
         arrays = [_array(x, context) for x, context in zip(xs, contexts)]
-        request = self._program.x_request
+        grad_req = self._program.x_grad_req
         for array in arrays:
-            if recording and request != "null":
-                array.attach_grad(request)
+            if recording and grad_req != "null":
+                array.attach_grad(grad_req)
                 array.grad[:] = OLD
         return arrays
 
@@ -110,7 +112,7 @@ class Runner:
         ]
         if self._program.way == "plain_loop":
             # Each context may have its own backward if inputs have no gradients.
-            is_each = self._program.x_request == "null"
+            is_each = self._program.x_grad_req == "null"
             for part in [[pair] for pair in pairs] if is_each else [pairs]:
                 heads, dys = (sum(column, []) for column in zip(*part))
                 autograd.backward(heads, dys, **options)
@@ -123,7 +125,15 @@ def _array(x, context):
     return array.as_np_ndarray() if mx.util.is_np_array() else array
 
 
-@random_test(programs(), 100)
+@pytest.mark.timeout(MORE + 300)
+@settings(
+    max_examples=MORE or 100,
+    derandomize=not MORE,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(programs())
 def test_equals_the_oracle(program):
     try:
         run(program)

@@ -1,7 +1,6 @@
 """The float64 oracle of a random program's net, with a bound of every right result.
 
-A net is a few chains of layers over the batch. Every layer's output is an output of the
-net, so the oracle gives each layer the input that it had. `Checks` compares arrays.
+A net calls a few layers with the batch. `Checks` compares its arrays.
 """
 
 from collections import namedtuple
@@ -108,7 +107,7 @@ class Use:
             state[name] = stored(Value(new, error), kind)
 
     def backward(self, dy):
-        """dx, and the elements whose sums are dgamma and dbeta, for a Value dy."""
+        """dx, and the elements whose sums are dgamma and dbeta, as Values."""
         dz, dz_error = self._through_activation(dy)
         dz_size = abs(dz) + dz_error  # dz may be 0 and x_hat too, of one row
         gamma_inv_std = self._over(abs(self._gamma) * self._inv_std)
@@ -135,50 +134,39 @@ class Use:
 
     def _through_activation(self, dy):
         layer, slope = self._layer, self._layer.slope or 0.0
-        slopes = reference.activation_gradient(self._z, layer.activation, slope)
-        dz = dy.value * slopes
-        error = abs(slopes) * dy.error
+        dy = np.asarray(dy, np.float64)
+        dz = dy * reference.activation_gradient(self._z, layer.activation, slope)
         if layer.activation in (None, "identity"):
-            return dz, error
+            return dz, np.zeros_like(dz)
         # The error decides on which side of the kink z is.
         near = abs(self._z) <= self._z_error
-        return dz, error + np.where(near, abs(dy.value * (1 - slope)), 0.0)
+        return dz, np.where(near, abs(dy * (1 - slope)), 0.0)
 
 
 class Net:
-    """The chains of a program over one whole batch: every use of every layer.
+    """The layers of a program that are called with one whole batch.
 
-    `ys` are the arrays that the next layers of their chains were given. The attribute
-    `states` has the state of each layer after the call, and `outputs` are Values.
+    The attribute `states` has the state of each layer after the call, and `outputs` are
+    Values.
     """
 
-    def __init__(self, program, states, x, ys, train):
-        self._dtype, self.states = program.dtype, list(states)
-        self._chains, self.outputs = [], []
-        for chain in program.chains:
-            y, uses = x, []
-            for number in chain:
-                layer, state = program.layers[number], self.states[number]
-                use = Use(program, layer, state, y, train)
-                self.states[number] = use.state
-                uses.append((number, use))
-                y = ys[len(self.outputs)]
-                self.outputs.append(use.y)
-            self._chains.append(uses)
+    def __init__(self, program, states, x, train):
+        self._dtype, self.states, self._uses = program.dtype, list(states), []
+        for number in program.uses:
+            state = self.states[number]
+            use = Use(program, program.layers[number], state, x, train)
+            self.states[number] = use.state
+            self._uses.append((number, use))
+        self.outputs = [use.y for _, use in self._uses]
 
     def backward(self, dys):
         """dx, and per layer lists of the elements of dgamma and of dbeta."""
         dxs, gradients = [], [([], []) for _ in self.states]
-        dys = [exact(dy) for dy in dys]
-        for uses in reversed(self._chains):
-            above = []
-            for number, use in reversed(uses):
-                dy = total([dys.pop(), *above], self._dtype) if above else dys.pop()
-                dx, *elements = use.backward(dy)
-                for terms, more in zip(gradients[number], elements):
-                    terms.append(more)
-                above = [dx]
-            dxs += above
+        for (number, use), dy in zip(self._uses, dys):
+            dx, *elements = use.backward(dy)
+            for terms, more in zip(gradients[number], elements):
+                terms.append(more)
+            dxs.append(dx)
         return total(dxs, self._dtype), gradients
 
 
@@ -223,10 +211,9 @@ class Checks:
             state[name] = exact(first)
         return state
 
-    def expected(self, states, data, train, ys):
-        """Return the oracle's net; `ys` has the outputs per context."""
-        ys = list(map(data.join, ys))
-        return Net(self._program, states, data.join(data.x), ys, train)
+    def expected(self, states, data, train):
+        """Return the oracle's net."""
+        return Net(self._program, states, data.join(data.x), train)
 
     def by_context(self, arrays, data):
         """Return results per context, also where they are whole."""
@@ -244,15 +231,13 @@ class Checks:
                 array = result[kind].value.astype(self._kind)
                 check(f"{kind} of layer {number}", array, right[kind], self._kind)
 
-    # ---- gradients -------------------------------------------------------------------
-
     def check_input_gradients(self, xs, step, data, net):
-        request, dtype = self._program.x_request, self._program.dtype
-        if request == "null":
+        grad_req, dtype = self._program.x_grad_req, self._program.dtype
+        if grad_req == "null":
             return
         results = self.by_context([x.grad for x in xs], data)
         dx, _ = net.backward(list(map(data.join, data.dys)))
-        if request == "add":
+        if grad_req == "add":
             dx = total([exact(OLD), *[dx] * step.backwards], dtype)
         check("input gradient", data.join(results), dx, dtype)
 
@@ -261,7 +246,7 @@ class Checks:
         return {
             (number, name, k): gradient
             for number, layer in enumerate(self._program.layers)
-            for name in layer.requests()
+            for name in layer.grad_reqs()
             for k, gradient in enumerate(self._arrays(number, name, "grad"))
         }
 
@@ -280,9 +265,9 @@ class Checks:
                         fresh[number, name, k] = total(parts, self._kind)
         for key, result in self.gradients().items():
             number, name, k = key
-            request = self._program.layers[number].requests()[name]
+            grad_req = self._program.layers[number].grad_reqs()[name]
             expected = exact(former[key])
-            if request == "add" and key in fresh:
+            if grad_req == "add" and key in fresh:
                 terms = [expected, *[fresh[key]] * step.backwards]
                 expected = total(terms, self._kind)
             elif key in fresh:

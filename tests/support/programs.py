@@ -4,7 +4,6 @@ A program is data: a small net, where and how it runs, and its steps. Each choic
 with the simplest value, to which hypothesis reduces a program that fails.
 """
 
-import os
 from dataclasses import dataclass
 from typing import List, Optional
 
@@ -13,8 +12,6 @@ from gluon_syncbn import SyncBatchNorm
 
 import mxnet as mx
 import numpy as np
-import pytest
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mxnet.gluon import nn
 
@@ -24,25 +21,9 @@ from support.helpers import cpus, set_mode
 AWKWARD = -0.5, 0, 1e-6, -1e-12, 3  # gammas, of which some cannot be divided by
 
 
-def random_test(programs, count):
-    """Return a decorator that gives a test `count` programs, always the same ones.
-
-    GLUON_SYNCBN_PROGRAMS=10000 runs so many, and other ones each time.
-    """
-    more = int(os.environ.get("GLUON_SYNCBN_PROGRAMS", 0))
-
-    def decorate(test):
-        checks = {"deadline": None, "suppress_health_check": list(HealthCheck)}
-        amount = {"max_examples": more or count, "derandomize": not more}
-        repeated = settings(database=None, **amount, **checks)(given(programs)(test))
-        return pytest.mark.timeout(more + 300)(repeated)
-
-    return decorate
-
-
 @dataclass
 class Layer:
-    """Arguments of a SyncBatchNorm, and what is asked of its parameters."""
+    """Arguments of a SyncBatchNorm, and its parameters."""
 
     momentum: float
     epsilon: float
@@ -51,17 +32,19 @@ class Layer:
     unbiased_running_var: bool
     activation: Optional[str]
     slope: Optional[float]
-    gamma_request: str
-    beta_request: str
+    gamma_grad_req: str
+    beta_grad_req: str
     gammas: str  # "ones" (all values as initialized), "normal" or "awkward"
 
-    def requests(self):
+    def grad_reqs(self):
         """Return the grad_req of each parameter that has a gradient."""
-        asked = {
-            "gamma": self.gamma_request if self.scale else "null",
-            "beta": self.beta_request if self.center else "null",
+        found = {
+            "gamma": self.gamma_grad_req if self.scale else "null",
+            "beta": self.beta_grad_req if self.center else "null",
         }
-        return {name: request for name, request in asked.items() if request != "null"}
+        return {
+            name: grad_req for name, grad_req in found.items() if grad_req != "null"
+        }
 
 
 @dataclass
@@ -83,7 +66,7 @@ class Program:
     way: str  # "devices", "parallel" or "plain_loop"
     contexts: int
     mode: str
-    chains: List[List[int]]  # numbers of layers; each call of one gives an output
+    uses: List[int]  # numbers of layers that are called with the batch
     bare: bool  # the layer itself is the net
     convolutions: bool  # around layers, for oneDNN's layouts
     dtype: str
@@ -91,7 +74,7 @@ class Program:
     batch_axis: int
     axis: int
     data: str
-    x_request: str
+    x_grad_req: str
     numpy: bool  # arrays of mx.np
     layers: List[Layer]
     steps: List[Step]
@@ -123,27 +106,25 @@ def programs(draw):
         shape[draw(one_of(*others))] = 700  # enough for several threads
     shape[axis] = draw(one_of(8, 16) if convolutions else one_of(1, 2, 3, 5, 9, 70))
     shape[batch_axis] = 0
-    chains = draw(one_of([[0]], [[0]], [[0]], [[0], [1]], [[0], [0]]))
-    if dtype != "float16" and draw(once_in(3)):  # its gradients would overflow
-        chains = draw(one_of([[0, 1]], [[0, 0]], [[0, 1], [1]], [[0, 1], [1, 0]]))
-    x_request = draw(one_of("write", "write", "add", "null"))
-    layer = layers(needs_gradient=x_request == "null", dtype=dtype)
+    uses = draw(one_of([0], [0], [0], [0, 1], [0, 0], [0, 1, 0]))
+    x_grad_req = draw(one_of("write", "write", "add", "null"))
+    layer = layers(needs_gradient=x_grad_req == "null", dtype=dtype)
     program = Program(
         seed=draw(st.integers(0, 2**32 - 1)),
         way=way,
         contexts=contexts,
         mode=draw(one_of("imperative", "hybridize", "static_alloc", "static_shape")),
-        chains=chains,
-        bare=chains == [[0]] and not convolutions and draw(st.booleans()),
+        uses=uses,
+        bare=uses == [0] and not convolutions and draw(st.booleans()),
         convolutions=convolutions,
         dtype=dtype,
         shape=shape,
         batch_axis=batch_axis,
         axis=axis - ndim if draw(once_in(3)) else axis,
         data=draw(one_of("normal", "drifting", "far", "constant", "small")),
-        x_request=x_request,
+        x_grad_req=x_grad_req,
         numpy=draw(once_in(5)),
-        layers=[draw(layer) for _ in range(1 + max(map(max, chains)))],
+        layers=[draw(layer) for _ in range(1 + max(uses))],
         steps=[],
     )
     program.steps = draw(st.lists(steps(program), min_size=1, max_size=6))
@@ -153,7 +134,7 @@ def programs(draw):
 @st.composite
 def layers(draw, needs_gradient, dtype):
     activation = draw(one_of(None, "identity", "relu", "leaky_relu"))
-    requests = ["write"] if needs_gradient else ["write", "write", "add", "null"]
+    grad_reqs = ["write"] if needs_gradient else ["write", "write", "add", "null"]
     # Outputs of float16 overflow with a smaller one and the statistics of one row.
     epsilons = (1e-3, 0.5) if dtype == "float16" else (1e-5, 1e-3, 0.5)
     return Layer(
@@ -164,8 +145,8 @@ def layers(draw, needs_gradient, dtype):
         unbiased_running_var=draw(once_in(3)),
         activation=activation,
         slope=draw(one_of(0.0625, 0.25)) if activation == "leaky_relu" else None,
-        gamma_request=draw(one_of(*requests)),
-        beta_request=draw(one_of(*requests)),
+        gamma_grad_req=draw(one_of(*grad_reqs)),
+        beta_grad_req=draw(one_of(*grad_reqs)),
         gammas=draw(one_of("ones", "normal", "normal", "awkward")),
     )
 
@@ -200,8 +181,8 @@ def rows_of(draw, program):
 # ---- Nets and data.
 
 
-class Chains(Function):
-    """Layers in chains that all begin at the input; each call of one gives an output.
+class Uses(Function):
+    """Layers that are called with the batch; each call gives an output.
 
     An identity precedes and follows each layer: an exact convolution, which brings in
     oneDNN's layouts, or nothing.
@@ -209,7 +190,7 @@ class Chains(Function):
 
     def __init__(self, program, layers):
         super().__init__()
-        self._chains = program.chains
+        self._uses = program.uses
         channels = program.shape[1]
         eye = mx.init.Constant(np.eye(channels).reshape(channels, channels, 1, 1))
         arguments = {"use_bias": False, "in_channels": channels}
@@ -221,13 +202,7 @@ class Chains(Function):
             self.same.add(conv)
 
     def compute(self, F, x):
-        outputs = []
-        for chain in self._chains:
-            y = x
-            for number in chain:
-                y = self.layers[number](self.same(y))
-                outputs.append(self.same(y))
-        return outputs
+        return [self.same(self.layers[k](self.same(x))) for k in self._uses]
 
 
 def make_net(program):
@@ -235,7 +210,7 @@ def make_net(program):
     contexts = cpus(program.contexts)
     rng = np.random.default_rng(program.seed)
     norms = [_norm(program, layer, rng) for layer in program.layers]
-    net = norms[0] if program.bare else Chains(program, norms)
+    net = norms[0] if program.bare else Uses(program, norms)
     net.cast(program.dtype)
     if program.way == "parallel":
         # Conversion would take the layers' settings away.
@@ -251,7 +226,7 @@ def make_net(program):
 def _norm(program, layer, rng):
     channels = program.shape[program.axis]
     arguments = {**vars(layer), "in_channels": channels}
-    for name in "gamma_request", "beta_request", "gammas":
+    for name in "gamma_grad_req", "beta_grad_req", "gammas":
         del arguments[name]
     if layer.gammas != "ones":
         values = {
@@ -266,7 +241,7 @@ def _norm(program, layer, rng):
             arguments[f"{name}_initializer"] = mx.init.Constant(value)
     norm = SyncBatchNorm(axis=program.axis, **arguments)
     for name in "gamma", "beta":
-        getattr(norm, name).grad_req = layer.requests().get(name, "null")
+        getattr(norm, name).grad_req = layer.grad_reqs().get(name, "null")
     return norm
 
 
@@ -287,7 +262,7 @@ class Data:
         self.x = self.split(_random(program, shape, rng).astype(program.dtype))
         self.dys = [
             self.split(rng.normal(size=shape).astype(program.dtype))
-            for _ in sum(program.chains, [])
+            for _ in program.uses
         ]
 
     def split(self, whole):

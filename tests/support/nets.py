@@ -1,4 +1,4 @@
-"""Float64 nets for whole programs, by plain MXNet on one device or by make_parallel."""
+"""Nets for tests of make_parallel, and the same nets by plain MXNet on one device."""
 
 from functools import partial
 
@@ -7,11 +7,13 @@ from gluon_syncbn import check_replicas, make_parallel
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
-from mxnet.gluon import nn
+from mxnet.gluon import Trainer, nn
 
 from support.blocks import Function
-from support.helpers import set_mode
+from support.helpers import assert_all_near, set_mode, summed_grad
 from support.nd import nd
+
+# ---- Float64 nets with two inputs and two units.
 
 array = partial(nd.array, dtype="float64")
 X = [[1.0, 2], [3, 5], [-1, 2], [0, 1], [4, -2], [2, 2]]
@@ -54,16 +56,15 @@ def started(net, contexts, mode="imperative", seed=1):
     return set_mode(net, mode)
 
 
-def state_of(*nets):
-    """Return parameters, which have to be equal on all devices, and gradients."""
-    found = []
-    for net in nets:
-        check_replicas(net)
-        for parameter in net.collect_params().values():
-            found.append(parameter.list_data()[0].asnumpy())
-            if parameter.grad_req != "null":
-                found.append(parameter.grad().asnumpy())
-    return found
+def train(net, rows=(6, 5, 1)):
+    """Train on batches of so many rows; return their losses and a prediction."""
+    settings = {"learning_rate": 0.001, "momentum": 0.9}
+    trainer, found = Trainer(net.collect_params(), "sgd", settings), []
+    for count in rows:
+        found.append(backward(lambda count=count: (net(array(X[:count])) ** 2).sum()))
+        trainer.step(count)
+        mx.nd.waitall()  # MXNet's own static_shape nets read statistics too early
+    return [*found, net(array(X)).asnumpy()]
 
 
 def backward(head_of):
@@ -78,20 +79,36 @@ def parameters_of(net):
     return [parameter for parameter in found if parameter.grad_req != "null"]
 
 
-def clip_gradients(net):
-    """As gluon.utils.clip_global_norm, which is for float32 alone."""
-    gradients = [parameter.grad() for parameter in parameters_of(net)]
-    norm = sum((gradient.asnumpy() ** 2).sum() for gradient in gradients) ** 0.5
-    assert norm > 0.5
-    for gradient in gradients:
-        gradient *= 0.5 / norm
+def state_of(*nets):
+    """Return parameters, which have to be equal on all devices, and gradients."""
+    found = []
+    for net in nets:
+        check_replicas(net)
+        for parameter in net.collect_params().values():
+            found.append(parameter.list_data()[0].asnumpy())
+            if parameter.grad_req != "null":
+                found.append(parameter.grad().asnumpy())
+    return found
 
 
-def results_of(program, contexts, mode="imperative"):
-    def start(net, mode=mode, seed=1):
-        return started(net, contexts, mode, seed)
+def assert_same(results, expected):
+    """Compare sums over a few rows, and over the steps before."""
+    assert_all_near(results, expected, count=2000)
 
-    values, *nets = program(start)
-    mx.nd.waitall()
-    values = [*values, *(net.predicted for net in nets if hasattr(net, "predicted"))]
-    return values + state_of(*nets)
+
+# ---- One weight in float32.
+
+
+def one_weight(contexts, weight=1.0):
+    net = make_parallel(nn.Dense(1, use_bias=False, in_units=1), contexts)
+    net.initialize(mx.init.Constant(weight))
+    return net
+
+
+def column(*values):
+    return nd.array(values).reshape((-1, 1))
+
+
+def weight_gradient(net):
+    (weight,) = net.collect_params().values()
+    return summed_grad(weight).item()

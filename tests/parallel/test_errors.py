@@ -1,0 +1,288 @@
+"""Errors of devices that do not arrive at an exchange, and training afterwards.
+
+Most tests make one mistake, check that the message names what is needed to find it, and
+then train a step whose numbers are compared with the oracle. Native tests have the
+order of arrivals.
+"""
+
+import ctypes
+import inspect
+import re
+import threading
+import time
+
+import gluon_syncbn
+from gluon_syncbn import Devices, SyncBatchNorm
+from gluon_syncbn.native import failures
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import SymbolBlock, nn
+from support.blocks import gluon_1_only, move
+from support.helpers import cpus, put, queue_step, run_python, set_mode
+from support.mistakes import (
+    X,
+    assert_trains,
+    failure_of,
+    make_layer,
+    make_shards,
+    map_and_wait,
+)  # fmt: skip
+from support.nd import nd
+
+# ---- devices that do not arrive ------------------------------------------------------
+
+# Each function makes a mistake with a layer, and fails in its line with "# here".
+
+
+def read_before_every_context_is_called(devices, layer, shards):
+    y = layer(shards[0])
+    y.asnumpy()  # here
+
+
+def backward_of_one_context_by_map(devices, layer, shards):
+    ys = devices.map(layer, shards)
+    devices.map(lambda y: y.backward() if y.context == mx.cpu(0) else None, ys)
+    mx.nd.waitall()  # here
+
+
+def step_without_backward_of_one_context(devices, layer, shards):
+    trainer = gluon.Trainer(layer.collect_params(), "sgd")
+    ys = devices.map(layer, shards)
+    devices.map(lambda y: y.backward() if y.context == mx.cpu(0) else None, ys)
+    trainer.step(1)  # here
+
+
+MISTAKES = [
+    read_before_every_context_is_called,
+    backward_of_one_context_by_map,
+    step_without_backward_of_one_context,
+]
+
+
+def line_of(function):
+    """File, line and source of what a function has marked, as errors show it."""
+    lines, first = inspect.getsourcelines(function)
+    offset = next(k for k, line in enumerate(lines) if "# here" in line)
+    return f"test_errors.py:{first + offset}, in ", lines[offset].strip()
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_line_that_waits(mistake, devices):
+    layer = set_mode(make_layer(devices.contexts), "static_shape")
+    shards = make_shards(devices)
+    with autograd.train_mode():  # the graph of a hybridized layer exists
+        map_and_wait(devices, layer, shards)
+    with autograd.record():
+        text = failure_of(mistake, devices, layer, shards)
+    assert f"SyncBatchNorm '{layer.name}', " in text and "recover()" in text
+    assert "Arrived: cpu(0) with shape (2, 3, 2, 5). Missing: cpu(1). " in text
+    place, source = line_of(mistake)
+    (line,) = (x for x in text.splitlines() if x.startswith("The program stands at "))
+    assert place in line and line.endswith(source)
+    assert text.splitlines()[-1].endswith("python -m gluon_syncbn hang")
+    gluon_syncbn.recover()
+    assert_trains(devices, layer)
+
+
+def read(y):
+    return y.asnumpy()  # here
+
+
+def test_the_line_inside_of_map(devices):
+    """Each thread's; its name tells the context."""
+    layer = make_layer(devices.contexts)
+    with autograd.train_mode():
+        text = failure_of(devices.map, lambda x: read(layer(x)), make_shards(devices))
+    place, source = line_of(read)
+    line = rf"\nIts thread 'gluon_syncbn-cpu\(0\)' stands at .*{place}read: "
+    assert re.search(line + re.escape(source), text)
+    assert "cpu(1)' stands" not in text
+
+
+# ---- num_devices ---------------------------------------------------------------------
+
+
+def test_more_devices_than_contexts(devices):
+    layer = make_layer(devices.contexts, num_devices=3)
+    facts = rf"'{layer.name}'.*num_devices.* 2.*cpu\(0\), cpu\(1\).* 3"
+    with pytest.raises(ValueError, match=facts), autograd.train_mode():
+        devices.map(layer, make_shards(devices))
+    gluon_syncbn.convert_sync_batchnorm(layer, num_devices=2)
+    assert_trains(devices, layer)
+
+
+def test_one_device_on_two_contexts(devices):
+    """Each would normalize its own shard, until backward or the next step fails."""
+    layer = make_layer(devices.contexts, num_devices=1)
+    words = r"num_devices must be 2 or None for a map over cpu\(0\), cpu\(1\), got 1"
+    with pytest.raises(ValueError, match=words), autograd.train_mode():
+        devices.map(layer, make_shards(devices))
+    for context in devices.contexts:  # one after the other, as a net that moves
+        with autograd.train_mode():
+            (x,) = put([X], [context])
+            map_and_wait(gluon_syncbn.Devices([context]), layer, [x])
+    gluon_syncbn.convert_sync_batchnorm(layer, num_devices=2)
+    assert_trains(devices, layer)
+
+
+@gluon_1_only("blocks take no symbols")
+def test_traced_before_initialization_without_num_devices():
+    symbol = SyncBatchNorm(in_channels=3, prefix="norm_")(mx.sym.var("data"))
+    net = SymbolBlock(symbol, mx.sym.var("data"))
+    net.initialize()
+    with autograd.train_mode():
+        text = failure_of(net(nd.array(X)).asnumpy)
+    assert "num_devices=None" in text and "give num_devices" in text
+
+
+def test_backward_of_a_failed_forward_does_not_crash(make_devices):
+    """MXNet runs it where another operator has taken the forward's exception."""
+    devices = make_devices(3)
+    layer = make_layer(devices.contexts, 0.2, num_devices=2)
+    shards = make_shards(devices, X[:3])
+    for _ in range(20):
+        queue_step(devices, layer, shards, shards)
+        gluon_syncbn.recover()
+    assert_trains(make_devices(2), layer)
+
+
+# ---- engines, and errors of several operators at once
+
+NAIVE = """
+import gluon_syncbn, mxnet as mx
+from support.nd import nd
+for count in 1, 2:
+    contexts = [mx.cpu(i) for i in range(count)]
+    layer = gluon_syncbn.SyncBatchNorm(num_devices=count)
+    layer.initialize(ctx=contexts)
+    x = [nd.arange(6, ctx=c).reshape((3, 2)) for c in contexts]
+    with mx.autograd.train_mode():
+        ys = gluon_syncbn.Devices(contexts).map(layer, x)
+    print(ys[0].asnumpy().sum(axis=1).round().tolist())
+"""
+
+
+def test_naive_engine_runs_one_device_and_refuses_two():
+    result = run_python(NAIVE, MXNET_ENGINE_TYPE="NaiveEngine")
+    assert result.stdout == "[-2.0, 0.0, 2.0]\n" and result.returncode == 1
+    assert "MXNET_ENGINE_TYPE=NaiveEngine" in result.stderr
+    assert "num_devices=2" in result.stderr
+
+
+def test_net_moves_to_other_contexts(make_devices):
+    devices = make_devices(2)
+    net = nn.HybridSequential()
+    net.add(make_layer(devices.contexts))
+    net.hybridize(static_alloc=True, static_shape=True)
+    for first in 0, 2, 4:
+        moved = make_devices(2, first)
+        move(net, moved.contexts)
+        net.hybridize()
+        for _ in range(3):
+            assert_trains(moved, net)
+
+
+class BusyWorker:
+    """Keeps the engine's worker of a CPU context busy, as a bulk does on a GPU."""
+
+    def __init__(self, context):
+        self._began, self._end = threading.Event(), threading.Event()
+        function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+        self._work = function(self._run)
+        self._context = (ctypes.c_int * 2)(context.device_typeid, context.device_id)
+
+    def _run(self, _context, _parameter):
+        self._began.set()
+        self._end.wait(60)
+
+    def __enter__(self):
+        push = mx.base._LIB.MXEnginePushSync
+        nothing = None, 0, None, 0, None, 0, b"busy"
+        mx.base.check_call(push(self._work, None, None, self._context, *nothing))
+        assert self._began.wait(60)
+
+    def __exit__(self, *exception):
+        self._end.set()
+
+
+@pytest.mark.filterwarnings("ignore:SyncBatchNorm .*allow_plain_loop")
+def test_an_error_stays_with_its_operator():
+    """A healthy operator that completes meanwhile does not take it."""
+    contexts = cpus(2, 1)  # who waits for an array does it on cpu(0)
+    good, bad = (make_layer(contexts, num_devices=2) for _ in range(2))
+    xs = [nd.ones((2, 3), ctx=c) for c in contexts]
+    x = xs[0].copy()
+    mx.nd.waitall()  # the worker has nothing queued but what is counted below
+    with autograd.train_mode():
+        failing, healthy = bad(x), good(xs[0])
+        for _ in range(2):  # the guard that makes x plain, then the operators
+            with BusyWorker(contexts[0]):
+                pass
+        with BusyWorker(contexts[0]):
+            good(xs[1]).wait_to_read()  # both have arrived
+            other = bad(xs[1].astype("float64"))
+            while not failures.failure():
+                time.sleep(0.01)
+            time.sleep(0.2)  # the error leaves its operator meanwhile
+    np.testing.assert_array_equal(healthy.asnumpy(), 0)
+    for y in failing, other:
+        assert "float64" in failure_of(y.wait_to_read)
+
+
+class Fails(autograd.Function):
+    """Its backward waits for an event, and raises."""
+
+    def __init__(self):
+        super().__init__()
+        self.began, self.go_on = threading.Event(), threading.Event()
+
+    def forward(self, x):
+        return x * 1
+
+    def backward(self, dy):
+        self.began.set()
+        self.go_on.wait(60)
+        raise RuntimeError("mine")
+
+
+@pytest.mark.timeout(60)
+def test_an_operator_completes_with_the_error_of_another_one():
+    """The other one is a user's function that completes later. Ours is not taken."""
+    contexts = cpus(2, 1)
+    elsewhere = nd.ones((2, 3), ctx=mx.cpu(5))
+    elsewhere.attach_grad()
+    layer, fails = make_layer(contexts, num_devices=2), Fails()
+    good, other = (nd.ones((2, 3), ctx=context) for context in contexts)
+    with autograd.record():
+        y = fails(elsewhere)
+    y.backward()
+    assert fails.began.wait(60)
+    with BusyWorker(mx.cpu(5)):
+        fails.go_on.set()
+        time.sleep(0.2)  # the error leaves its operator meanwhile
+        with autograd.train_mode():
+            layer(good), layer(other.astype("float64"))
+        while not failures.failure():
+            time.sleep(0.01)
+    assert "float64" in failures.failure()
+    gluon_syncbn.recover()
+    devices = Devices(contexts)
+    assert_trains(devices, layer)
+
+
+def test_error_of_the_users_function_gives_up_the_work_in_flight(devices):
+    layer = make_layer(devices.contexts, num_devices=2, timeout=1000)
+
+    def my_faulty_step(x):
+        if x.context == mx.cpu(1):
+            raise KeyError("a user's mistake")
+        return layer(x)
+
+    with pytest.raises(KeyError, match="a user's mistake") as caught:
+        with autograd.record():
+            devices.map(my_faulty_step, make_shards(devices))
+    assert caught.traceback[-1].name == "my_faulty_step"
+    assert_trains(devices, layer)
