@@ -15,13 +15,13 @@ from mxnet.gluon.data import Sampler
 from ..arguments import check_bool, check_int, check_real, check_type, short_repr
 from ..mxnet_private.arrays import memory_of
 from ..mxnet_private.parameters import (
+    copy_to_others,
     data_of,
     gradient_storage,
     gradients_of,
     is_fresh,
     mark_fresh,
 )
-from ..mxnet_private.trainers import copy_first
 from ..native.processes import world
 from .collectives import (
     broadcast_parameters,
@@ -168,7 +168,7 @@ class Trainer(mx.gluon.Trainer):
         gradients = [gradients_of(parameter) for parameter in reversed(self._fresh)]
         _sum_in_place([own[0] for own in gradients])
         for replicas in gradients:
-            copy_first(replicas)
+            copy_to_others(replicas[0], replicas)
 
     def _update(self, ignore_stale_grad=False):
         if ignore_stale_grad:

@@ -78,6 +78,13 @@ def with_gradients(parameters: Iterable) -> list[tuple[Any, list]]:
     return [(p, list(zip(p._data, p._grad))) for p in parameters if p._data and p._grad]
 
 
+def copy_to_others(source: mx.nd.NDArray, arrays: Iterable) -> None:
+    """Copy one device's array of a parameter to its other devices."""
+    for array in arrays:
+        if array is not source:
+            source.copyto(array)
+
+
 # ---- Parameters of parallel nets.
 
 
@@ -111,11 +118,19 @@ class Replicas:
                 context = self.contexts[0]
         array = get(parameter, arrays, context)
         if not self._here.contexts:
-            if arrays is parameter._grad:
-                self.lent_gradient = context
-            else:
-                self.lent = context
+            self._lend(context, arrays is parameter._grad)
         return array
+
+    def _lend(self, context, is_gradient):
+        """Note the array that the program gets, after copying what it wrote before."""
+        if is_gradient:
+            if self.lent_gradient not in (None, context):
+                copy_to_others(self.gradient(), gradients_of(self._parameter))
+            self.lent_gradient = context
+        else:
+            if self.lent not in (None, context):
+                collect_lent([self._parameter])
+            self.lent = context
 
     def value(self) -> mx.nd.NDArray:
         """Return the first device's value, which Gluon then saves.
@@ -134,8 +149,7 @@ class Replicas:
         if source is None:  # the parameter has been moved
             self.lent = None
             return
-        for data in arrays.values():
-            source.copyto(data)
+        copy_to_others(source, arrays.values())
         # The parameter has one reference, this function two. A program may keep
         # another.
         if sys.getrefcount(source) <= 3:
@@ -184,7 +198,7 @@ def not_replicated(parameters: Iterable, contexts: Sequence) -> list:
     return [
         p
         for p in parameters
-        if not is_replicated(p)
+        if not isinstance(p._check_and_get, Replicas)
         or p._data is None
         or p._check_and_get.arrays is not p._data
         or p._check_and_get.contexts != contexts
@@ -198,11 +212,11 @@ def is_summed(parameter: Any) -> bool:
 
 def collect_lent(parameters: Iterable) -> None:
     """Copy lent arrays, to which a program may have written, to the other devices."""
-    replicas = [p._check_and_get for p in parameters if is_replicated(p)]
-    lent = [replica for replica in replicas if replica.lent]
+    getters = [parameter._check_and_get for parameter in parameters]
+    lent = [get for get in getters if isinstance(get, Replicas) and get.lent]
     if lent:
         # A prediction re-lays weights in place by work that no copy waits for.
         mx.nd.waitall()
         with mx.autograd.pause():
-            for replica in lent:
-                replica.collect()
+            for replicas in lent:
+                replicas.collect()

@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 from functools import wraps
 from operator import attrgetter
-from typing import Callable, Iterable, Iterator, Sequence
+from typing import Callable, Iterable, Iterator
 
 import mxnet as mx
 
 from .parameters import (
     collect_lent,
+    copy_to_others,
     data_of,
     gradients_of,
     is_fresh,
@@ -85,7 +86,8 @@ def reduced_once(trainer: mx.gluon.Trainer) -> Iterator[None]:
         yield
     if not is_done:
         for parameter in summed:
-            copy_first(gradients_of(parameter))
+            first, *others = gradients_of(parameter)
+            copy_to_others(first, others)
 
 
 @contextlib.contextmanager
@@ -101,16 +103,14 @@ def updated_once(trainer: mx.gluon.Trainer) -> Iterator[None]:
         changed = parameter._check_and_get.gradient()
         # All replicas of an "add" gradient must stay equal for the next backward.
         count = None if parameter.grad_req == "add" else 1
-        for gradient in gradients_of(parameter)[:count]:
-            if gradient is not changed:
-                changed.copyto(gradient)
+        copy_to_others(changed, gradients_of(parameter)[:count])
     collect_lent(parallel)
     with _one_replica_each(trainer, parallel):
         yield
     for parameter in parallel:
         first, *others = data_of(parameter)
         if not is_fresh(first):  # the update clears the mark
-            copy_first([first, *others])
+            copy_to_others(first, others)
             mark_fresh(others, False)
 
 
@@ -147,13 +147,6 @@ class _OneReplica:
 
     def list_grad(self):
         return self._parameter.list_grad()[:1]
-
-
-def copy_first(arrays: Sequence) -> None:
-    """Copy the first array of a parameter to its other devices."""
-    first, *others = arrays
-    for other in others:
-        first.copyto(other)
 
 
 def when_trainer_is_set(parameter: mx.gluon.Parameter, act: Callable) -> None:

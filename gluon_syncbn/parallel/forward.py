@@ -182,9 +182,8 @@ class ParallelForward(ForwardOnDevices):
         small net.
         """
         contexts = self.devices.contexts
-        parameters = dict.fromkeys(
-            parameter for block in blocks for parameter in block.params.values()
-        )
+        all_parameters = [p for block in blocks for p in block.params.values()]
+        parameters = dict.fromkeys(all_parameters)
         for parameter in not_replicated(parameters, contexts):
             found = contexts_of(parameter)
             if found and found != contexts and set(found) != set(contexts):
