@@ -8,7 +8,6 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
-#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -20,7 +19,7 @@
 #include "core/parallel_for.h"
 #include "core/program.h"
 #include "exchange/table.h"
-#include "kernels/cpu/passes.h"
+#include "kernels/passes.h"
 #include "mxnet/engine.h"
 #include "mxnet/mxnet_api.h"
 #include "op/registry.h"
@@ -45,24 +44,12 @@ namespace {
 
 std::shared_ptr<Layer> LayerOf(const char* key) { return Registry::Get().Find(key); }
 
-// Throws Error for options that Python must not pass.
-syncbn::Options Checked(const LayerOptions& given) {
-  const int last_policy = static_cast<int>(syncbn::NonFinite::kRaise);
-  const bool is_leaky = given.activation == 3;
-  const std::vector<int> ranks(given.ranks, given.ranks + given.num_ranks);
-  const bool in_range = given.num_devices >= 0 && given.nonfinite >= 0 &&
-                        given.nonfinite <= last_policy && given.activation >= 0 &&
-                        given.activation <= 3 && given.epsilon >= 0 && given.momentum >= 0 &&
-                        given.momentum <= 1 && given.timeout >= 0 && (!is_leaky || given.slope > 0);
-  const bool ascending =
-      std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<int>()) == ranks.end();
-  if (!in_range || !ascending) {
-    throw syncbn::Error("the options of a layer must be in their ranges, got others from Python");
-  }
+// Python has checked the ranges.
+syncbn::Options ToOptions(const LayerOptions& given) {
   syncbn::Options options;
   options.contexts = syncbn::ParseDevices(given.contexts);
   options.shared_name = given.shared_name;
-  options.ranks = ranks;
+  options.ranks.assign(given.ranks, given.ranks + given.num_ranks);
   options.epsilon = given.epsilon;
   options.momentum = given.momentum;
   options.timeout = given.timeout;
@@ -72,7 +59,7 @@ syncbn::Options Checked(const LayerOptions& given) {
   options.unbiased_running_var = given.unbiased_running_var != 0;
   options.nonfinite = static_cast<syncbn::NonFinite>(given.nonfinite);
   // Backward can compute x_hat from y, but not through a ReLU, which has no inverse.
-  options.from_output = given.activation == 1 || is_leaky;
+  options.from_output = given.activation == 1 || given.activation == 3;
   if (given.activation >= 2) options.activation.function = syncbn::Function::kLeakyRelu;
   options.activation.slope = given.slope;
   return options;
@@ -110,7 +97,7 @@ SYNCBN_EXPORT(void, gluon_syncbn_release_layer, void* layer) {
 SYNCBN_EXPORT(int, gluon_syncbn_set_options, const char* key, LayerOptions options, int restarts) {
   return CatchAll([&] {
     const auto layer = LayerOf(key);
-    layer->SetOptions(Checked(options));
+    layer->SetOptions(ToOptions(options));
     if (restarts) Table::Get().Restart(&layer->members);
   });
 }

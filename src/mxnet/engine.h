@@ -20,7 +20,7 @@ class NDArray {
   NDArrayHandle Handle() const { return handle_.get(); }
 
   // The array's pointer, shape and dtype. Nothing here waits: the engine has the data ready.
-  // Throws Error for a dtype that the layer does not support.
+  // InferType has checked the dtype.
   Tensor View() const {
     Tensor tensor;
     int ndim = 0, dtype = 0;
@@ -29,9 +29,6 @@ class NDArray {
     tensor.shape.assign(shape, shape + ndim);
     CheckMxnet(Mxnet().NDArrayGetData(Handle(), &tensor.data));
     CheckMxnet(Mxnet().NDArrayGetDType(Handle(), &dtype));
-    if (!IsSupported(dtype)) {
-      throw Error(Concat("data must be float16, float32 or float64, got ", NameOfFlag(dtype)));
-    }
     tensor.dtype = static_cast<DType>(dtype);
     return tensor;
   }

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
-#include <vector>
 
 namespace dmlc {
 // MXNet catches this type by name, so it must have default visibility.
@@ -28,7 +27,6 @@ typedef int (*CustomOpPropCreator)(const char* op_type, const int num_kwargs, co
 namespace syncbn {
 
 typedef void* NDArrayHandle;
-using Arrays = std::vector<NDArrayHandle>;
 
 // mxnet::Context; dev_type is 1 for a CPU, 2 for a GPU, 3 for pinned memory of the CPU.
 struct MxnetContext {
@@ -68,10 +66,10 @@ const MxnetApi& Mxnet();
 // Throws syncbn::Error with MXNet's text unless `status` is 0.
 void CheckMxnet(int status);
 
-// Queues `work` on the CPU; the engine then calls `deleter` unless it is null. Returns MXNet's
-// status.
-int PushToEngine(EngineWork work, void* parameter, void (*deleter)(void* parameter), Arrays read,
-                 Arrays written, EngineProperty property);
+// Queues `work` on the CPU, which writes `array`; the engine then calls `deleter` unless it is
+// null. Returns MXNet's status.
+int PushToEngine(EngineWork work, void* parameter, void (*deleter)(void* parameter),
+                 NDArrayHandle array, EngineProperty property);
 
 // Registers the operator of custom_op.cc. Throws syncbn::Error if MXNet refuses.
 void RegisterOperator();

@@ -1,5 +1,5 @@
 // Checks the four passes against kernel_problem.h, for all dtypes, layouts, alignments, activations
-// and ways to write. `Kernels` has the static functions of kernels/cpu/passes.h; SumError(dtype,
+// and ways to write. `Kernels` has the four passes, which wait for their results; SumError(dtype,
 // n), a bound of the error of a sum of n terms, relative to n times the largest term; and
 // SumEps(dtype), the eps of each term.
 #pragma once
@@ -36,7 +36,7 @@ inline syncbn::ElementwisePass NormalizePass(DType dtype, const Layout& layout, 
 template <typename Kernels, typename Pass>
 std::pair<Tensor, Tensor> Reduce(const Layout& layout, const std::string& label, const Pass& pass) {
   Tensor first(DType::kFloat64, layout.channels), second = first;
-  Tensor workspace(DType::kFloat64, (Kernels::WorkspaceBytes(layout) + 7) / 8);
+  Tensor workspace(DType::kFloat64, (Kernels::WorkspaceBytes() + 7) / 8);
   const int64_t zeros = Kernels::kWorkspaceZeros / 8;
   for (int64_t i = 0; i < zeros; ++i) workspace.Set(i, 0);
   pass(first.doubles(), second.doubles(), workspace.data());
@@ -262,11 +262,12 @@ void TestConversions() {
   constexpr int64_t kValues = 65536;
   Tensor x(dtype, kValues), y(dtype, kValues);
   for (int64_t i = 0; i < kValues; ++i) x.SetBits(i, static_cast<uint16_t>(i));
-  const double zero = 0;
+  const Vector<double> zero{0};
   // Scaling by powers of two reaches subnormals and infinity; the other scale makes ties.
   for (double scale : {1.0, 0x1p-9, 0x1p9, 0x1p-3, 1.0 + 0x1p-7, 1.0 + 0x1p-10}) {
-    Kernels::Normalize(NormalizePass(dtype, {1, 1, kValues}, x.data(), &zero, &scale, &zero,
-                                     WriteMode::kWrite, y.data()));
+    const Vector<double> factor{scale};
+    Kernels::Normalize(NormalizePass(dtype, {1, 1, kValues}, x.data(), zero.data(), factor.data(),
+                                     zero.data(), WriteMode::kWrite, y.data()));
     for (int64_t i = 0; i < kValues; ++i) {
       const double expected = Round(dtype, x.Get(i) * scale);
       if (std::isnan(expected))

@@ -27,7 +27,6 @@ class CudaBackend : public Backend {
   CudaBackend(const Device& device, Allocator allocator) : device_(device), allocator_(allocator) {}
 
   void Begin(const Layout& layout, const std::vector<const Tensor*>& vectors) override {
-    for (const Tensor* vector : vectors) CheckIsParameter(*vector);
     current_ = std::make_unique<cuda::CurrentDevice>(device_.id);
     lane_ = cuda::Lane::Acquire(device_.id);
     channels_ = layout.channels;
@@ -67,7 +66,6 @@ class CudaBackend : public Backend {
 
   void Write(const std::vector<double>& values, WriteMode mode, const Tensor& vector) override {
     if (mode == WriteMode::kNull) return;
-    CheckIsParameter(vector);
     queued_.push_back({Pin(values.data(), channels_), vector.data, channels_, true,
                        IsDouble(vector), mode == WriteMode::kAdd});
   }

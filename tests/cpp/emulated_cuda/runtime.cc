@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kDevices = 4;
 thread_local int calls_left = -1;
-std::atomic<int> allocations{0}, waits{0};
+std::atomic<int> allocations{0};
 
 // Memory is allocated on the current device, so there must be one.
 void CheckDevice() {
@@ -51,11 +51,6 @@ void CheckStream(cudaStream_t stream) {
   std::abort();
 }
 int Allocations() { return allocations; }
-int Waits() { return waits; }
-std::map<std::string, std::atomic<int>>& Launches() {
-  static std::map<std::string, std::atomic<int>> launches;
-  return launches;
-}
 
 }  // namespace emulated
 
@@ -91,6 +86,10 @@ cudaError_t cudaDeviceGetAttribute(int* value, int /*attribute*/, int /*device*/
 }
 
 cudaError_t cudaMalloc(void** memory, size_t bytes) { return Allocate(memory, bytes); }
+cudaError_t cudaMallocManaged(void** memory, size_t bytes) {
+  *memory = std::malloc(bytes);
+  return cudaSuccess;
+}
 cudaError_t cudaFree(void* memory) {
   std::free(memory);
   return emulated::Call();
@@ -114,10 +113,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned /*flags*/) 
   *stream = StreamOf(emulated::Device());
   return emulated::Call();
 }
-cudaError_t cudaStreamSynchronize(cudaStream_t /*stream*/) {
-  ++waits;
-  return emulated::Call();
-}
+cudaError_t cudaStreamSynchronize(cudaStream_t /*stream*/) { return emulated::Call(); }
 
 struct CUevent_st {
   std::chrono::steady_clock::time_point time;
