@@ -20,13 +20,12 @@
 #include "core/program.h"
 #include "exchange/table.h"
 #include "kernels/passes.h"
-#include "mxnet/engine.h"
 #include "mxnet/mxnet_api.h"
-#include "op/registry.h"
+#include "op/layer.h"
 
 using syncbn::CatchAll;
+using syncbn::FindLayer;
 using syncbn::Layer;
-using syncbn::Registry;
 using syncbn::Table;
 
 // LayerOptions in gluon_syncbn/native/library.py has the same fields.
@@ -41,8 +40,6 @@ struct LayerOptions {
 };
 
 namespace {
-
-std::shared_ptr<Layer> LayerOf(const char* key) { return Registry::Get().Find(key); }
 
 // Python has checked the ranges.
 syncbn::Options ToOptions(const LayerOptions& given) {
@@ -85,7 +82,7 @@ SYNCBN_EXPORT(void, gluon_syncbn_wait_before_fork) { syncbn::WaitBeforeFork(); }
 // Creates a layer, which gluon_syncbn_release_layer releases. Returns null after an error.
 SYNCBN_EXPORT(void*, gluon_syncbn_create_layer, const char* key, const char* name) {
   return CatchAll<void*>(
-      nullptr, [&] { return new std::shared_ptr<Layer>(Registry::Get().Create(key, name)); });
+      nullptr, [&] { return new std::shared_ptr<Layer>(syncbn::CreateLayer(key, name)); });
 }
 
 SYNCBN_EXPORT(void, gluon_syncbn_release_layer, void* layer) {
@@ -96,16 +93,16 @@ SYNCBN_EXPORT(void, gluon_syncbn_release_layer, void* layer) {
 // and its devices may have called it a different number of times.
 SYNCBN_EXPORT(int, gluon_syncbn_set_options, const char* key, LayerOptions options, int restarts) {
   return CatchAll([&] {
-    const auto layer = LayerOf(key);
+    const auto layer = FindLayer(key);
     layer->SetOptions(ToOptions(options));
     if (restarts) Table::Get().Restart(&layer->members);
   });
 }
 
-// Starts or ends the collection of a layer's moments, see op/statistics.h.
+// Starts or ends the collection of a layer's moments, see op/layer.h.
 SYNCBN_EXPORT(int, gluon_syncbn_collect, const char* key, int starts) {
   return CatchAll([&] {
-    const auto layer = LayerOf(key);
+    const auto layer = FindLayer(key);
     starts ? layer->collected.Start() : layer->collected.End();
   });
 }
@@ -113,7 +110,7 @@ SYNCBN_EXPORT(int, gluon_syncbn_collect, const char* key, int starts) {
 // Writes the first `size` collected numbers. Returns their total number, or -1 after an error.
 SYNCBN_EXPORT(int64_t, gluon_syncbn_collected, const char* key, double* numbers, int64_t size) {
   return CatchAll(int64_t{-1}, [&] {
-    const std::vector<double> found = LayerOf(key)->collected.Numbers();
+    const std::vector<double> found = FindLayer(key)->collected.Numbers();
     const int64_t total = static_cast<int64_t>(found.size());
     std::copy_n(found.begin(), std::min(size, total), numbers);
     return total;
@@ -122,15 +119,16 @@ SYNCBN_EXPORT(int64_t, gluon_syncbn_collected, const char* key, double* numbers,
 
 // `devices` is like "cpu(0) cpu(1)"; an empty text means all devices of the layer.
 SYNCBN_EXPORT(int, gluon_syncbn_set_participants, const char* key, const char* devices) {
-  return CatchAll(
-      [&] { Table::Get().SetParticipants(&LayerOf(key)->members, syncbn::ParseDevices(devices)); });
+  return CatchAll([&] {
+    Table::Get().SetParticipants(&FindLayer(key)->members, syncbn::ParseDevices(devices));
+  });
 }
 
 // The seconds that `device`, such as "cpu(0)", has waited for others in this layer.
 SYNCBN_EXPORT(double, gluon_syncbn_wait_seconds, const char* key, const char* device) {
   return CatchAll(0.0, [&] {
     const syncbn::Device waiting = *syncbn::ParseDevices(device).begin();
-    return Table::Get().WaitSeconds(LayerOf(key)->members, waiting);
+    return Table::Get().WaitSeconds(FindLayer(key)->members, waiting);
   });
 }
 

@@ -1,6 +1,4 @@
 // The operator's access to MXNet's engine: errors, memory, and the wait before a fork.
-#include "mxnet/engine.h"
-
 #include <pthread.h>
 
 #include <condition_variable>
@@ -11,6 +9,7 @@
 
 #include "core/error.h"
 #include "core/program.h"
+#include "mxnet/mxnet_api.h"
 
 namespace syncbn {
 

@@ -19,8 +19,6 @@ using syncbn::DType;
 using syncbn::Function;
 using syncbn::WriteMode;
 
-constexpr int64_t kChannels = 260, kInner = 3;
-
 struct Setting {
   Activation activation;
   bool from_output = false;
@@ -29,6 +27,7 @@ struct Setting {
   bool keeps_x = false;  // if from_output: y does not suffice, because one channel's gamma is small
   bool training = true;
   bool masked = false;  // the last row of each shard is padding
+  int64_t channels = 5;
 
   syncbn::Options ToOptions(size_t devices) const {
     syncbn::Options options;
@@ -45,13 +44,15 @@ constexpr int64_t kNotReconstructible = 2;  // the channel of the small gamma
 
 // Parameters, data and results of one device.
 struct Shard {
-  Shard(DType of, int64_t rows, int seed, bool keeps_x)
+  Shard(DType of, int64_t rows, int seed, const Setting& setting)
       : dtype(of),
-        shape{rows, kChannels, kInner},
-        x(dtype, rows * kChannels * kInner),
+        shape{rows, setting.channels, 7},
+        x(dtype, rows * setting.channels * 7),
         dy(dtype, x.size()),
         y(dtype, x.size()),
-        dx(dtype, x.size()) {
+        dx(dtype, x.size()),
+        vector_dtype(dtype == DType::kFloat64 ? dtype : DType::kFloat32),
+        gamma(vector_dtype, setting.channels) {
     std::mt19937 generator(static_cast<unsigned>(seed));
     std::normal_distribution<double> normal(3, 2);
     for (int64_t i = 0; i < x.size(); ++i) {
@@ -60,8 +61,8 @@ struct Shard {
       dx.Set(i, 0.5);
       y.Set(i, 0.25);
     }
-    for (int64_t c = 0; c < kChannels; ++c) {
-      const bool tiny = keeps_x && c == kNotReconstructible;
+    for (int64_t c = 0; c < setting.channels; ++c) {
+      const bool tiny = setting.keeps_x && c == kNotReconstructible;
       gamma.Set(c, tiny ? 1e-40 : 1 + 0.1 * static_cast<double>(c % 5));
       beta.Set(c, 0.2 * static_cast<double>(c % 5));
       mean.Set(c, 0.5);
@@ -85,13 +86,11 @@ struct Shard {
   }
 
   DType dtype;
-  DType vector_dtype = dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
   std::vector<int64_t> shape;
   Tensor x, dy, y, dx;
-  Tensor gamma{vector_dtype, kChannels}, beta{vector_dtype, kChannels};
-  Tensor mean{vector_dtype, kChannels}, var{vector_dtype, kChannels};
-  Tensor dgamma{vector_dtype, kChannels}, dbeta{vector_dtype, kChannels};
-  Tensor valid_rows{vector_dtype, kChannels};
+  DType vector_dtype;
+  Tensor gamma, beta = gamma, mean = gamma, var = gamma, dgamma = gamma, dbeta = gamma;
+  Tensor valid_rows = gamma;
 };
 
 // Runs two training steps of a layer on a device and a thread for each shard, with backends that
@@ -102,7 +101,7 @@ inline std::vector<Shard> Train(DType dtype, const std::vector<int64_t>& rows,
   const auto shared = std::make_shared<syncbn::Layer>("layer");
   std::vector<Shard> shards;
   for (size_t k = 0; k < rows.size(); ++k) {
-    shards.emplace_back(dtype, rows[k], static_cast<int>(k), setting.keeps_x);
+    shards.emplace_back(dtype, rows[k], static_cast<int>(k), setting);
   }
   Parallel(static_cast<int>(rows.size()), [&](int k) {
     syncbn::SyncBatchNorm layer(setting.ToOptions(rows.size()), {type, k}, shared, make());

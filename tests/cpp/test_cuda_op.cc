@@ -61,7 +61,8 @@ void TestSettings() {
       {"leaky_relu without y", {leaky, true, kWrite, kNull}},
       {"prediction that keeps x", {none, true, kWrite, kWrite, true, false}},
       {"masked", {leaky, true, kWrite, kWrite, false, true, true}},
-      {"masked prediction", {leaky, true, kWrite, kWrite, false, false, true}}};
+      {"masked prediction", {leaky, true, kWrite, kWrite, false, false, true}},
+      {"many channels", {none, false, kWrite, kWrite, false, true, false, 600}}};
   for (WriteMode mode : {kWrite, kAdd}) {
     settings.push_back({"identity", {none, false, mode}});
     settings.push_back({"relu", {relu, false, mode}});
@@ -95,7 +96,7 @@ void TestCurrentDevice() {
   syncbn::SyncBatchNorm layer(Setting().ToOptions(1), {"gpu", 0},
                               std::make_shared<syncbn::Layer>("layer"),
                               syncbn::MakeCudaBackend({"gpu", 0}, Allocate));
-  Shard shard(DType::kFloat32, 3, 0, false);
+  Shard shard(DType::kFloat32, 3, 0, {});
   Parallel(1, [&](int) {
     shard.Step(&layer, {});
     CHECK(CurrentContext() == nullptr, "the context of a new thread");
@@ -133,7 +134,7 @@ std::unique_ptr<syncbn::SyncBatchNorm> OnGpu(const Setting& setting,
 // A step of a new operator that keeps x. Every imperative call has a new operator.
 void StepOfNewLayer(int64_t rows) {
   const auto layer = OnGpu(kKeepsX, std::make_shared<syncbn::Layer>("layer"));
-  Shard shard(DType::kFloat32, rows, 0, true);
+  Shard shard(DType::kFloat32, rows, 0, kKeepsX);
   shard.Step(layer.get(), kKeepsX);
   // TrainOnCpu makes two steps, in which these results are equal.
   Compare(shard.y, TrainOnCpu(DType::kFloat32, {rows}, kKeepsX)[0].y, DType::kFloat32, 0, "y");
@@ -165,7 +166,7 @@ void TestFailures(const Setting& setting) {
   const auto layer = OnGpu(setting, shared);
   bool failed = true;
   for (int calls = 0; failed; ++calls) {
-    Shard shard(DType::kFloat32, 3, 0, setting.keeps_x);
+    Shard shard(DType::kFloat32, 3, 0, setting);
     emulated::Device() = 9;
     emulated::FailAfter(calls);
     const std::string text = ErrorOf([&] { shard.Step(layer.get(), setting); });
@@ -181,7 +182,7 @@ void TestFailures(const Setting& setting) {
     CHECK(calls < 1000);
     CHECK_EQ(emulated::Device(), 9);
   }
-  Shard shard(DType::kFloat32, 3, 0, setting.keeps_x);
+  Shard shard(DType::kFloat32, 3, 0, setting);
   shard.Step(layer.get(), setting);
   std::vector<Shard> expected = TrainOnCpu(DType::kFloat32, {3}, setting);
   Compare(shard.y, expected[0].y, DType::kFloat32, 0, "y after failures");

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <iostream>
 #include <string>
+#include <vector>
 
 #include "kernel_tests.h"
 #include "kernels/passes.h"
@@ -41,7 +42,7 @@ std::string AllBits() {
   return bits;
 }
 
-// A forked process has one thread (core/parallel_for.cc).
+// A forked process has no workers and computes on one thread.
 void TestSameBits() {
   CHECK_EQ(syncbn::NumThreads(), 3);
   const std::string bits = AllBits();
@@ -72,24 +73,11 @@ int main() {
 #if !defined(__SANITIZE_THREAD__)  // TestSameBits has run all passes
   std::cout << cpu::InstructionSet() << std::endl;
   if (cpu::InstructionSet() != std::string("generic")) TestStreamedStores();
-  test::TestAll<CpuKernels>({{1, 1, 1},
-                             {3, 5, 7},
-                             {2, 3, 64},
-                             {2, 3, 65},
-                             {5, 3, 1},
-                             {20011, 3, 1},
-                             {7, 1024, 1},
-                             {3, 1025, 1},
-                             {2, 2048, 1},
-                             {37, 17, 3},
-                             {4, 6, 1023},
-                             {1, 2, 40001},
-                             {9, 33, 49},
-                             {530, 130, 1},
-                             {60, 3, 700},
-                             {3, 2000, 2},
-                             {1, 70000, 1},
-                             {12, 40, 127}});
+  const std::vector<Layout> layouts = {
+      {1, 1, 1},    {3, 5, 7},     {2, 3, 64},   {2, 3, 65},   {5, 3, 1},     {20011, 3, 1},
+      {7, 1024, 1}, {3, 1025, 1},  {2, 2048, 1}, {37, 17, 3},  {4, 6, 1023},  {1, 2, 40001},
+      {9, 33, 49},  {530, 130, 1}, {60, 3, 700}, {3, 2000, 2}, {1, 70000, 1}, {12, 40, 127}};
+  test::TestAll<CpuKernels>(layouts);
 #endif
   return check::Result();
 }

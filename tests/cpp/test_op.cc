@@ -24,10 +24,10 @@ TEST(AVectorOfAnotherSizeIsRefusedAndTheOthersAreTold) {
   Parallel(2, [&](int id) {
     syncbn::SyncBatchNorm layer(test::Setting().ToOptions(2), {"cpu", id}, shared,
                                 syncbn::MakeCpuBackend());
-    Shard shard(syncbn::DType::kFloat32, 2, 0, false);
+    Shard shard(syncbn::DType::kFloat32, 2, 0, {});
     if (id == 1) shard.var = test::Tensor(syncbn::DType::kFloat32, 0);
     CheckHas(ErrorOf([&] { shard.Step(&layer, {}); }),
-             "forward on cpu(1): parameters and running statistics must have the shape (260)");
+             "forward on cpu(1): parameters and running statistics must have the shape (5)");
   });
   CheckHas(other.Failure(), "SyncBatchNorm 'layer', forward on cpu(1): parameters");
 }

@@ -183,7 +183,6 @@ STEPS_APART = {  # one rank's code, and the error's words for both ranks
     ),
     "trainers.reverse(); nets.reverse()": ("1 updates", "0 updates"),
     "(norm.beta if rank else norm.gamma).grad_req = 'null'": ("beta", "gamma"),
-    "norm.beta.grad_req = 'null'": ("beta", "weight"),
     "dense.bias.grad_req = 'null'": ("bias", "nothing"),
     "trainers[0].set_learning_rate(0.5)": ("rate 0.25", "rate 0.5"),
     "trainers[0].optimizer.wd = 0.125": ("decay 0.0", "decay 0.125"),
