@@ -62,7 +62,7 @@ void TestSettings() {
       {"prediction that keeps x", {none, true, kWrite, kWrite, true, false}},
       {"masked", {leaky, true, kWrite, kWrite, false, true, true}},
       {"masked prediction", {leaky, true, kWrite, kWrite, false, false, true}},
-      {"many channels", {none, false, kWrite, kWrite, false, true, false, 600}}};
+      {"many channels", {none, false, kWrite, kWrite, false, true, false, 300}}};
   for (WriteMode mode : {kWrite, kAdd}) {
     settings.push_back({"identity", {none, false, mode}});
     settings.push_back({"relu", {relu, false, mode}});

@@ -21,15 +21,19 @@ TEST(AVectorOfAnotherSizeIsRefusedAndTheOthersAreTold) {
   syncbn::Table::Get().Connect(std::make_unique<LocalTransport>(network, 0));
   Rank other(network, 1);
   const auto shared = std::make_shared<syncbn::Layer>("layer");
-  Parallel(2, [&](int id) {
-    syncbn::SyncBatchNorm layer(test::Setting().ToOptions(2), {"cpu", id}, shared,
-                                syncbn::MakeCpuBackend());
-    Shard shard(syncbn::DType::kFloat32, 2, 0, {});
-    if (id == 1) shard.var = test::Tensor(syncbn::DType::kFloat32, 0);
-    CheckHas(ErrorOf([&] { shard.Step(&layer, {}); }),
-             "forward on cpu(1): parameters and running statistics must have the shape (5)");
-  });
-  CheckHas(other.Failure(), "SyncBatchNorm 'layer', forward on cpu(1): parameters");
+  for (int devices : {1, 2}) {
+    Parallel(devices, [&](int id) {
+      syncbn::SyncBatchNorm layer(test::Setting().ToOptions(devices), {"cpu", id}, shared,
+                                  syncbn::MakeCpuBackend());
+      Shard shard(syncbn::DType::kFloat32, 2, 0, {});
+      if (id == 0) shard.var = test::Tensor(syncbn::DType::kFloat32, 0);
+      CheckHas(ErrorOf([&] { shard.Step(&layer, {}); }),
+               "forward on cpu(0): parameters and running statistics must have the shape (5)");
+    });
+    CheckHas(other.Failure(), "SyncBatchNorm 'layer', forward on cpu(0): parameters");
+    syncbn::Table::Get().Reset();
+    other.Reset();
+  }
 }
 
 }  // namespace
