@@ -26,7 +26,13 @@ def error_of_a_step():
 PROGRAMS = {
     "exit with a step in flight": "push_step(); print('done', flush=True); sys.exit(0)",
     # It waits, because a launcher ends all when one ends before MPI_Finalize.
-    "exit long before another": "push_step(); mx.nd.waitall(); time.sleep(1.5 * rank)",
+    "exit long before another": """
+push_step()
+mx.nd.waitall()
+if rank == 1:
+    time.sleep(1.5)
+    assert 'rank 0 has left' in error_of_a_step()
+""",
     "forks": """
 push_step()
 child = os.fork()
