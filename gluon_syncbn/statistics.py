@@ -216,7 +216,7 @@ def _call(net, shards, devices, layers):
 
 
 class _Collected(NamedTuple):
-    """The moments of a layer in float64; see src/op/statistics.h."""
+    """The moments of a layer in float64; see src/op/layer.h."""
 
     is_unbiased: bool
     size: float

@@ -122,6 +122,7 @@ class Synchronization:
         self.norm_settings: dict = {}  # the settings of a BatchNorm
         self.parameters: Any = weakref.WeakSet()
         self._options: tuple = ()  # as native code has them
+        self._is_isolated = False
         self._made[name] += 1
         self.shared_name, count = name, self._made[name]
         if count > 1:
@@ -167,7 +168,8 @@ class Synchronization:
         """
         self.contexts, self.norm_settings = list(contexts), dict(norm_settings)
         settings = self.settings
-        ranks = ranks_of(settings.group, self.name)
+        group = "process" if self._is_isolated else settings.group
+        ranks = ranks_of(group, self.name)
         options = (
             " ".join(map(str, contexts)).encode(),
             self.shared_name.encode(),
@@ -189,6 +191,12 @@ class Synchronization:
             given = LayerOptions(*options[:2], array, *options[3:])
             load().gluon_syncbn_set_options(self.key, given, restarts)
             self._options = options
+
+    def isolate(self, is_isolated: bool) -> None:
+        """Synchronize with no other process, or with all processes of `group` again."""
+        self._is_isolated = is_isolated
+        if self.norm_settings:
+            self.update(self.contexts, self.norm_settings)
 
     def check_thread(self, contexts: Sequence) -> None:
         """Warn once if the main thread calls a layer of several CPU contexts."""

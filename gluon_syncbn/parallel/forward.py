@@ -289,7 +289,9 @@ class ParallelForward(ForwardOnDevices):
             if is_training:
                 stack.enter_context(unchanged(parameters))
                 layers = synchronized_layers(self.net)
-                stack.enter_context(only_participants(layers, first))
+                # Other ranks may have other numbers of rows, and not look ahead.
+                participants = only_participants(layers, first, is_isolated=True)
+                stack.enter_context(participants)
             (found,) = devices.map_first(run, few.arguments)
             self.net.apply(forget_graph)  # static graphs keep the thread's generator
         if first_operator is not None:

@@ -42,13 +42,14 @@ def unchanged(parameters: Sequence) -> Iterator[None]:
 
 @contextmanager
 def only_participants(
-    layers: Sequence, contexts: Sequence[mx.Context]
+    layers: Sequence, contexts: Sequence[mx.Context], is_isolated: bool = False
 ) -> Iterator[None]:
     """Make SyncBatchNorm layers wait only for these contexts in training.
 
     A batch may have fewer rows than there are contexts. The other contexts then get the
     running statistics of the first one. Backward may run after the ``with`` block,
-    because it waits for the contexts of its forward call.
+    because it waits for the contexts of its forward call. If `is_isolated`, the layers
+    synchronize with no other process.
 
     The ``with`` block waits for pending work before and after, because forward calls
     are numbered when they run, not when they are queued.
@@ -58,6 +59,7 @@ def only_participants(
             mx.nd.waitall()
             for layer in layers:
                 _set_participants(layer, contexts)
+                layer._sync.isolate(is_isolated)
             yield
         finally:
             try:
@@ -66,6 +68,7 @@ def only_participants(
                 # Also after a failure: other layers may have finished their step.
                 for layer in layers:
                     _set_participants(layer, [])
+                    layer._sync.isolate(False)
                 for layer in layers:
                     _copy_running_statistics(layer, contexts)
 

@@ -13,7 +13,6 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cpu/passes.h"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/passes.h"
 #include "tensor.h"

@@ -8,7 +8,6 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
-#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -20,14 +19,13 @@
 #include "core/parallel_for.h"
 #include "core/program.h"
 #include "exchange/table.h"
-#include "kernels/cpu/passes.h"
-#include "mxnet/engine.h"
+#include "kernels/passes.h"
 #include "mxnet/mxnet_api.h"
-#include "op/registry.h"
+#include "op/layer.h"
 
 using syncbn::CatchAll;
+using syncbn::FindLayer;
 using syncbn::Layer;
-using syncbn::Registry;
 using syncbn::Table;
 
 // LayerOptions in gluon_syncbn/native/library.py has the same fields.
@@ -43,26 +41,12 @@ struct LayerOptions {
 
 namespace {
 
-std::shared_ptr<Layer> LayerOf(const char* key) { return Registry::Get().Find(key); }
-
-// Throws Error for options that Python must not pass.
-syncbn::Options Checked(const LayerOptions& given) {
-  const int last_policy = static_cast<int>(syncbn::NonFinite::kRaise);
-  const bool is_leaky = given.activation == 3;
-  const std::vector<int> ranks(given.ranks, given.ranks + given.num_ranks);
-  const bool in_range = given.num_devices >= 0 && given.nonfinite >= 0 &&
-                        given.nonfinite <= last_policy && given.activation >= 0 &&
-                        given.activation <= 3 && given.epsilon >= 0 && given.momentum >= 0 &&
-                        given.momentum <= 1 && given.timeout >= 0 && (!is_leaky || given.slope > 0);
-  const bool ascending =
-      std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<int>()) == ranks.end();
-  if (!in_range || !ascending) {
-    throw syncbn::Error("the options of a layer must be in their ranges, got others from Python");
-  }
+// Python has checked the ranges.
+syncbn::Options ToOptions(const LayerOptions& given) {
   syncbn::Options options;
   options.contexts = syncbn::ParseDevices(given.contexts);
   options.shared_name = given.shared_name;
-  options.ranks = ranks;
+  options.ranks.assign(given.ranks, given.ranks + given.num_ranks);
   options.epsilon = given.epsilon;
   options.momentum = given.momentum;
   options.timeout = given.timeout;
@@ -72,7 +56,7 @@ syncbn::Options Checked(const LayerOptions& given) {
   options.unbiased_running_var = given.unbiased_running_var != 0;
   options.nonfinite = static_cast<syncbn::NonFinite>(given.nonfinite);
   // Backward can compute x_hat from y, but not through a ReLU, which has no inverse.
-  options.from_output = given.activation == 1 || is_leaky;
+  options.from_output = given.activation == 1 || given.activation == 3;
   if (given.activation >= 2) options.activation.function = syncbn::Function::kLeakyRelu;
   options.activation.slope = given.slope;
   return options;
@@ -98,7 +82,7 @@ SYNCBN_EXPORT(void, gluon_syncbn_wait_before_fork) { syncbn::WaitBeforeFork(); }
 // Creates a layer, which gluon_syncbn_release_layer releases. Returns null after an error.
 SYNCBN_EXPORT(void*, gluon_syncbn_create_layer, const char* key, const char* name) {
   return CatchAll<void*>(
-      nullptr, [&] { return new std::shared_ptr<Layer>(Registry::Get().Create(key, name)); });
+      nullptr, [&] { return new std::shared_ptr<Layer>(syncbn::CreateLayer(key, name)); });
 }
 
 SYNCBN_EXPORT(void, gluon_syncbn_release_layer, void* layer) {
@@ -109,16 +93,16 @@ SYNCBN_EXPORT(void, gluon_syncbn_release_layer, void* layer) {
 // and its devices may have called it a different number of times.
 SYNCBN_EXPORT(int, gluon_syncbn_set_options, const char* key, LayerOptions options, int restarts) {
   return CatchAll([&] {
-    const auto layer = LayerOf(key);
-    layer->SetOptions(Checked(options));
+    const auto layer = FindLayer(key);
+    layer->SetOptions(ToOptions(options));
     if (restarts) Table::Get().Restart(&layer->members);
   });
 }
 
-// Starts or ends the collection of a layer's moments, see op/statistics.h.
+// Starts or ends the collection of a layer's moments, see op/layer.h.
 SYNCBN_EXPORT(int, gluon_syncbn_collect, const char* key, int starts) {
   return CatchAll([&] {
-    const auto layer = LayerOf(key);
+    const auto layer = FindLayer(key);
     starts ? layer->collected.Start() : layer->collected.End();
   });
 }
@@ -126,7 +110,7 @@ SYNCBN_EXPORT(int, gluon_syncbn_collect, const char* key, int starts) {
 // Writes the first `size` collected numbers. Returns their total number, or -1 after an error.
 SYNCBN_EXPORT(int64_t, gluon_syncbn_collected, const char* key, double* numbers, int64_t size) {
   return CatchAll(int64_t{-1}, [&] {
-    const std::vector<double> found = LayerOf(key)->collected.Numbers();
+    const std::vector<double> found = FindLayer(key)->collected.Numbers();
     const int64_t total = static_cast<int64_t>(found.size());
     std::copy_n(found.begin(), std::min(size, total), numbers);
     return total;
@@ -135,15 +119,16 @@ SYNCBN_EXPORT(int64_t, gluon_syncbn_collected, const char* key, double* numbers,
 
 // `devices` is like "cpu(0) cpu(1)"; an empty text means all devices of the layer.
 SYNCBN_EXPORT(int, gluon_syncbn_set_participants, const char* key, const char* devices) {
-  return CatchAll(
-      [&] { Table::Get().SetParticipants(&LayerOf(key)->members, syncbn::ParseDevices(devices)); });
+  return CatchAll([&] {
+    Table::Get().SetParticipants(&FindLayer(key)->members, syncbn::ParseDevices(devices));
+  });
 }
 
 // The seconds that `device`, such as "cpu(0)", has waited for others in this layer.
 SYNCBN_EXPORT(double, gluon_syncbn_wait_seconds, const char* key, const char* device) {
   return CatchAll(0.0, [&] {
     const syncbn::Device waiting = *syncbn::ParseDevices(device).begin();
-    return Table::Get().WaitSeconds(LayerOf(key)->members, waiting);
+    return Table::Get().WaitSeconds(FindLayer(key)->members, waiting);
   });
 }
 

@@ -53,4 +53,17 @@ struct ElementwisePass : PassInput {
   void* out = nullptr;
 };
 
+// The passes on the CPU; kernels/cuda/passes.h has the passes on a GPU. Results are the same in
+// every run, whatever the number of threads.
+namespace cpu {
+
+void LocalMoments(const ReductionPass& pass);
+void Normalize(const ElementwisePass& pass);
+void BackwardSums(const ReductionPass& pass);
+void BackwardApply(const ElementwisePass& pass);
+
+// The instruction set that this machine uses: "avx512", "avx2" or "generic".
+const char* InstructionSet();
+
+}  // namespace cpu
 }  // namespace syncbn

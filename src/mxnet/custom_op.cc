@@ -16,9 +16,8 @@
 #include <vector>
 
 #include "core/error.h"
-#include "mxnet/engine.h"
 #include "mxnet/mxnet_api.h"
-#include "op/registry.h"
+#include "op/layer.h"
 #include "op/sync_batch_norm.h"
 
 namespace syncbn {
@@ -69,7 +68,7 @@ Node ReadNode(int size, const char** keys, const char** values) {
     if (key == "masked") node.masked = value == "True";
     if (key == "chained") node.chained = value == "True";
   }
-  node.layer = Registry::Get().Find(layer_key);
+  node.layer = FindLayer(layer_key);
   return node;
 }
 

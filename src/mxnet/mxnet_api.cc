@@ -45,13 +45,12 @@ void CheckMxnet(int status) {
   if (status != 0) throw Error(api.GetLastError());
 }
 
-int PushToEngine(EngineWork work, void* parameter, void (*deleter)(void* parameter), Arrays read,
-                 Arrays written, EngineProperty property) {
+int PushToEngine(EngineWork work, void* parameter, void (*deleter)(void* parameter),
+                 NDArrayHandle array, EngineProperty property) {
   const MxnetContext cpu{1, 0};
   const int number = property;
-  return api.EnginePushSyncND(work, parameter, deleter, &cpu, read.data(),
-                              static_cast<int>(read.size()), written.data(),
-                              static_cast<int>(written.size()), &number, 0, "gluon_syncbn");
+  return api.EnginePushSyncND(work, parameter, deleter, &cpu, nullptr, 0, &array, 1, &number, 0,
+                              "gluon_syncbn");
 }
 
 }  // namespace syncbn

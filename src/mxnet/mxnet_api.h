@@ -4,9 +4,15 @@
 // has the names in MXNet 2.
 #pragma once
 #include <cstdint>
+#include <exception>
+#include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include "core/error.h"
+#include "op/backend.h"
 
 namespace dmlc {
 // MXNet catches this type by name, so it must have default visibility.
@@ -28,7 +34,6 @@ typedef int (*CustomOpPropCreator)(const char* op_type, const int num_kwargs, co
 namespace syncbn {
 
 typedef void* NDArrayHandle;
-using Arrays = std::vector<NDArrayHandle>;
 
 // mxnet::Context; dev_type is 1 for a CPU, 2 for a GPU, 3 for pinned memory of the CPU.
 struct MxnetContext {
@@ -68,12 +73,85 @@ const MxnetApi& Mxnet();
 // Throws syncbn::Error with MXNet's text unless `status` is 0.
 void CheckMxnet(int status);
 
-// Queues `work` on the CPU; the engine then calls `deleter` unless it is null. Returns MXNet's
-// status.
-int PushToEngine(EngineWork work, void* parameter, void (*deleter)(void* parameter), Arrays read,
-                 Arrays written, EngineProperty property);
+// Queues `work` on the CPU, which writes `array`; the engine then calls `deleter` unless it is
+// null. Returns MXNet's status.
+int PushToEngine(EngineWork work, void* parameter, void (*deleter)(void* parameter),
+                 NDArrayHandle array, EngineProperty property);
 
 // Registers the operator of custom_op.cc. Throws syncbn::Error if MXNet refuses.
 void RegisterOperator();
+
+// ---- engine.cc: the operator's access to MXNet's engine -----------------------------------------
+
+// An NDArray that MXNet has passed to a callback, which must free it.
+class NDArray {
+ public:
+  explicit NDArray(NDArrayHandle handle) : handle_(handle) {}
+
+  NDArrayHandle Handle() const { return handle_.get(); }
+
+  // The array's pointer, shape and dtype. Nothing here waits: the engine has the data ready.
+  // InferType has checked the dtype.
+  Tensor View() const {
+    Tensor tensor;
+    int ndim = 0, dtype = 0;
+    const int64_t* shape = nullptr;
+    CheckMxnet(Mxnet().NDArrayGetShapeEx64(Handle(), &ndim, &shape));
+    tensor.shape.assign(shape, shape + ndim);
+    CheckMxnet(Mxnet().NDArrayGetData(Handle(), &tensor.data));
+    CheckMxnet(Mxnet().NDArrayGetDType(Handle(), &dtype));
+    tensor.dtype = static_cast<DType>(dtype);
+    return tensor;
+  }
+
+ private:
+  struct Free {
+    void operator()(NDArrayHandle handle) const { Mxnet().NDArrayFree(handle); }
+  };
+  std::unique_ptr<void, Free> handle_;
+};
+
+// Runs the body of a callback that MXNet calls on the user's thread, and returns MXNet's 1 for
+// success. Any exception becomes a dmlc::Error, which the user sees as an MXNetError with the same
+// text.
+template <typename Body>
+int Callback(const Body& body) {
+  std::string text;
+  try {
+    body();
+    return 1;
+  } catch (const std::exception& error) {
+    text = error.what();
+  }
+  throw dmlc::Error(text);
+}
+
+// Completes an operator with an MXNetError of this text; `array` belongs to its call. Blocks until
+// earlier failed operators have taken their errors.
+void FailOperator(NDArray array, const std::string& text);
+
+// Must be called once, before the first operator is created.
+void ReserveErrors();
+
+// Like Callback, for callbacks that MXNet runs later, on its threads for custom operators.
+// `handles` are the arrays of the call; the body receives them.
+template <typename Body>
+int OperatorCallback(int size, void** handles, const Body& body) {
+  std::vector<NDArray> arrays(handles, handles + size);
+  try {
+    body(arrays);
+  } catch (const std::exception& error) {
+    FailOperator(std::move(arrays[0]), error.what());
+  }
+  return 1;
+}
+
+// An Allocator that uses MXNet's pools.
+std::shared_ptr<void> AllocateFromMxnet(const Device& device, MemoryKind kind, size_t bytes);
+
+// Blocks until MXNet is idle.
+void WaitBeforeFork();
+// Makes every later fork() call WaitBeforeFork.
+void GuardForks();
 
 }  // namespace syncbn

@@ -1,45 +1,104 @@
-// Tensors in host memory, and the choice of a backend.
+// The backend of a CPU, and the choice of a backend.
 #include "op/backend.h"
 
+#include <malloc.h>
+
+#include <algorithm>
+#include <cstdlib>
 #include <type_traits>
 
 #include "core/error.h"
+#include "core/parallel_for.h"
 
 namespace syncbn {
 namespace {
 
-// Returns use(the numbers of the vector).
+constexpr int64_t kCopyBlock = 1 << 18;  // bytes that one task copies
+
+// Makes glibc keep the memory that arrays free, for this process and its children, unless
+// GLUON_SYNCBN_KEEP_MEMORY is 0. Outside static graphs MXNet allocates every array from the C
+// library and frees it in the same step. Large blocks return to the system, and faulting 30 MB in
+// takes longer than normalizing them.
+void KeepFreedMemory() {
+#if defined(__GLIBC__)
+  static const bool is_kept = [] {
+    const char* const setting = std::getenv("GLUON_SYNCBN_KEEP_MEMORY");
+    if (setting != nullptr && std::string(setting) == "0") return false;
+    // Threads other than the first allocate from heaps of 64 MB. An empty heap is unmapped whatever
+    // M_TRIM_THRESHOLD says, unless the padding is as large as a heap.
+    constexpr int kHeap = 64 << 20;
+    return mallopt(M_MMAP_MAX, 0) == 1 && mallopt(M_TRIM_THRESHOLD, -1) == 1 &&
+           mallopt(M_TOP_PAD, kHeap) == 1;
+  }();
+  static_cast<void>(is_kept);
+#endif
+}
+
+// Returns use(the numbers of a per-channel tensor).
 template <typename Use>
 auto WithNumbers(const Tensor& vector, const Use& use) {
-  CheckIsParameter(vector);
   if (vector.dtype == DType::kFloat64) return use(static_cast<double*>(vector.data));
   return use(static_cast<float*>(vector.data));
 }
 
+// Kernels work on the caller's memory, so Begin and Finish do nothing.
+class CpuBackend : public Backend {
+ public:
+  void Begin(const Layout&, const std::vector<const Tensor*>&) override {}
+  void Finish() override {}
+  void Abandon() noexcept override {}
+
+  std::vector<double> Read(const Tensor& vector) override {
+    return WithNumbers(vector, [&](const auto* from) {
+      return std::vector<double>(from, from + vector.shape.at(0));
+    });
+  }
+  void Write(const std::vector<double>& values, WriteMode mode, const Tensor& vector) override {
+    if (mode == WriteMode::kNull) return;
+    WithNumbers(vector, [&](auto* to) {
+      using Number = std::decay_t<decltype(*to)>;
+      for (const double value : values) {
+        *to = static_cast<Number>(mode == WriteMode::kAdd ? *to + value : value);
+        ++to;
+      }
+    });
+  }
+
+  void LocalMoments(const ReductionPass& pass) override {
+    KeepFreedMemory();  // this device trains
+    cpu::LocalMoments(pass);
+  }
+  void Normalize(const ElementwisePass& pass) override { cpu::Normalize(pass); }
+  void BackwardSums(const ReductionPass& pass) override { cpu::BackwardSums(pass); }
+  void BackwardApply(const ElementwisePass& pass) override { cpu::BackwardApply(pass); }
+
+  const void* Keep(const void* tensor, size_t bytes) override {
+    if (kept_bytes_ < bytes) {
+      Forget();  // frees the smaller block first
+      kept_.reset(new char[bytes]);
+      kept_bytes_ = bytes;
+    }
+    const char* const from = static_cast<const char*>(tensor);
+    const int64_t size = static_cast<int64_t>(bytes);
+    ParallelFor(CeilDiv(size, kCopyBlock), [&](int64_t block) {
+      const int64_t begin = block * kCopyBlock, end = std::min(size, begin + kCopyBlock);
+      std::copy(from + begin, from + end, kept_.get() + begin);
+    });
+    return kept_.get();
+  }
+  void Forget() override {
+    kept_.reset();
+    kept_bytes_ = 0;
+  }
+
+ private:
+  std::unique_ptr<char[]> kept_;
+  size_t kept_bytes_ = 0;
+};
+
 }  // namespace
 
-void CheckIsParameter(const Tensor& vector) {
-  if (vector.dtype != DType::kFloat32 && vector.dtype != DType::kFloat64) {
-    throw DeviceError(Concat("parameters and running statistics must be float32 or float64, got ",
-                             Name(vector.dtype)));
-  }
-}
-
-std::vector<double> ReadVector(const Tensor& vector) {
-  return WithNumbers(vector, [&](const auto* from) {
-    return std::vector<double>(from, from + vector.shape.at(0));
-  });
-}
-
-void WriteVector(const std::vector<double>& values, WriteMode mode, const Tensor& vector) {
-  if (mode == WriteMode::kNull) return;
-  WithNumbers(vector, [&](auto* to) {
-    for (const double value : values) {
-      *to = static_cast<std::decay_t<decltype(*to)>>(mode == WriteMode::kAdd ? *to + value : value);
-      ++to;
-    }
-  });
-}
+std::unique_ptr<Backend> MakeCpuBackend() { return std::make_unique<CpuBackend>(); }
 
 std::unique_ptr<Backend> MakeBackend(const Device& device, Allocator allocator) {
   if (device.type != "gpu") return MakeCpuBackend();

@@ -1,7 +1,8 @@
 // The interface of the device that a layer computes on.
 //
-// Tensors are on the device. The layer computes per-channel numbers in double on the host. All
-// calls are between Begin and Finish, in one thread at a time.
+// Tensors are on the device; per-channel tensors are float32 or float64. The layer computes
+// per-channel numbers in double on the host. All calls are between Begin and Finish, in one thread
+// at a time.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -21,12 +22,6 @@ struct Tensor {
   std::vector<int64_t> shape;
   DType dtype = DType::kFloat32;
 };
-
-// Throws DeviceError unless a per-channel tensor is float32 or float64.
-void CheckIsParameter(const Tensor& vector);
-// Convert a per-channel tensor in host memory from and to double.
-std::vector<double> ReadVector(const Tensor& vector);
-void WriteVector(const std::vector<double>& values, WriteMode mode, const Tensor& vector);
 
 // Scratch memory: on the device, or pinned on the host, where the device uses the same address.
 enum class MemoryKind { kDevice, kPinned };

@@ -9,9 +9,7 @@
 #include "core/layout.h"
 #include "exchange/table.h"
 #include "op/backend.h"
-#include "op/options.h"
-#include "op/registry.h"
-#include "op/statistics.h"
+#include "op/layer.h"
 
 namespace syncbn {
 

@@ -103,7 +103,7 @@ inline unsigned& Seed() {
 struct Problem {
   Case c;
   Tensor x, dy;
-  std::vector<double> mean, scale, offset, scale_xmu, shift;
+  Vector<double> mean, scale, offset, scale_xmu, shift;
   std::string label;
 
   explicit Problem(const Case& of)

@@ -1,5 +1,5 @@
 // Checks the four passes against kernel_problem.h, for all dtypes, layouts, alignments, activations
-// and ways to write. `Kernels` has the static functions of kernels/cpu/passes.h; SumError(dtype,
+// and ways to write. `Kernels` has the four passes, which wait for their results; SumError(dtype,
 // n), a bound of the error of a sum of n terms, relative to n times the largest term; and
 // SumEps(dtype), the eps of each term.
 #pragma once
@@ -36,7 +36,7 @@ inline syncbn::ElementwisePass NormalizePass(DType dtype, const Layout& layout, 
 template <typename Kernels, typename Pass>
 std::pair<Tensor, Tensor> Reduce(const Layout& layout, const std::string& label, const Pass& pass) {
   Tensor first(DType::kFloat64, layout.channels), second = first;
-  Tensor workspace(DType::kFloat64, (Kernels::WorkspaceBytes(layout) + 7) / 8);
+  Tensor workspace(DType::kFloat64, (Kernels::WorkspaceBytes() + 7) / 8);
   const int64_t zeros = Kernels::kWorkspaceZeros / 8;
   for (int64_t i = 0; i < zeros; ++i) workspace.Set(i, 0);
   pass(first.doubles(), second.doubles(), workspace.data());
@@ -110,78 +110,60 @@ void TestSums(Problem& p, const PassInput& input) {
   });
 }
 
-// A way to write a tensor.
-struct Way {
-  WriteMode mode;
-  enum { kApart, kOnFirst, kOnDy } place;
-};
+enum class Place { kApart, kOnFirst, kOnDy };
 
-// Calls apply(t, dy, mode, out) in each of these ways and checks the output. Separate memory is
-// initially NaN.
+// Calls apply(t, dy, mode, out), which writes to separate memory, initially NaN, or in place of an
+// input, and checks the output.
 template <typename Apply>
-void TestWrites(Problem& p, const std::vector<Way>& ways, const std::string& what,
-                const Expected& expected, const Apply& apply) {
-  for (const Way& way : ways) {
-    const bool add = way.mode == WriteMode::kAdd;
-    const std::string label = syncbn::Concat(p.label, " ", what, add ? " add" : "",
-                                             way.place == Way::kApart ? "" : " in place");
-    Tensor out(p.c.dtype, p.x.size(), p.c.misalign);
-    for (int64_t i = 0; i < out.size(); ++i) {
-      if (way.place == Way::kOnFirst)
-        out.Set(i, p.x.Get(i));
-      else if (way.place == Way::kOnDy)
-        out.Set(i, p.dy.Get(i));
-      else if (add)
-        out.Set(i, 0.25 * (i % 13));
-    }
-    const Tensor old = out;
-    apply(way.place == Way::kOnFirst ? out.data() : p.x.data(),
-          way.place == Way::kOnDy ? out.data() : p.dy.data(), way.mode, out.data());
-    CHECK(out.Guarded(), label);
-    for (int64_t i = 0; i < out.size(); ++i) {
-      const Value e = add ? expected.AddedTo(old.Get(i), i) : expected.values[i];
-      const double half = Ulp(p.c.dtype, static_cast<double>(e.value)) / 2;
-      if (std::isnan(e.value))
-        CHECK(std::isnan(out.Get(i)), label);
-      else
-        CHECK_NEAR(out.Get(i), e.value, e.error + half, label);
-    }
+void TestWrite(Problem& p, WriteMode mode, Place place, const std::string& what,
+               const Expected& expected, const Apply& apply) {
+  const bool add = mode == WriteMode::kAdd;
+  const std::string label = syncbn::Concat(p.label, " ", what, add ? " add" : "",
+                                           place == Place::kApart ? "" : " in place");
+  Tensor out(p.c.dtype, p.x.size(), p.c.misalign);
+  for (int64_t i = 0; i < out.size() && place != Place::kApart; ++i) {
+    out.Set(i, place == Place::kOnFirst ? p.x.Get(i) : p.dy.Get(i));
+  }
+  const Tensor old = out;
+  apply(place == Place::kOnFirst ? out.data() : p.x.data(),
+        place == Place::kOnDy ? out.data() : p.dy.data(), mode, out.data());
+  CHECK(out.Guarded(), label);
+  for (int64_t i = 0; i < out.size(); ++i) {
+    const Value e = add ? expected.AddedTo(old.Get(i), i) : expected.values[i];
+    const double half = Ulp(p.c.dtype, static_cast<double>(e.value)) / 2;
+    if (std::isnan(e.value))
+      CHECK(std::isnan(out.Get(i)), label);
+    else
+      CHECK_NEAR(out.Get(i), e.value, e.error + half, label);
   }
 }
 
 template <typename Kernels>
-void TestNormalize(Problem& p, const Activation& activation, const std::vector<Way>& ways) {
-  TestWrites(p, ways, "forward " + Describe(activation, false), p.Y(activation),
-             [&](const void* x, const void* /*dy*/, WriteMode mode, void* y) {
-               auto pass = NormalizePass(p.c.dtype, p.c.layout, x, p.mean.data(), p.scale.data(),
-                                         p.offset.data(), mode, y);
-               pass.activation = activation;
-               Kernels::Normalize(pass);
-             });
+void TestNormalize(Problem& p, const Activation& activation) {
+  const Expected y = p.Y(activation);
+  const auto normalize = [&](const void* x, const void* /*dy*/, WriteMode mode, void* out) {
+    auto pass = NormalizePass(p.c.dtype, p.c.layout, x, p.mean.data(), p.scale.data(),
+                              p.offset.data(), mode, out);
+    pass.activation = activation;
+    Kernels::Normalize(pass);
+  };
+  const std::string label = "forward " + Describe(activation, false);
+  TestWrite(p, WriteMode::kWrite, Place::kApart, label, y, normalize);
+  TestWrite(p, WriteMode::kAdd, Place::kOnFirst, label, y, normalize);
 }
 
 template <typename Kernels>
-void TestBackwardApply(Problem& p, PassInput input, const std::vector<Way>& ways) {
-  TestWrites(p, ways, "backward " + Describe(input.activation, input.from_output), p.Dx(input),
-             [&](const void* t, const void* dy, WriteMode mode, void* dx) {
-               input.in = t;
-               input.dy = dy;
-               Kernels::BackwardApply({input, p.scale_xmu.data(), p.shift.data(), mode, dx});
-             });
-}
-
-template <typename Kernels>
-void TestPlain(Problem& p) {
-  const PassInput plain = p.From({}, false);
-  TestMoments<Kernels>(p);
-  TestSums<Kernels>(p, plain);
-  std::vector<Way> ways;
-  for (WriteMode mode : {WriteMode::kWrite, WriteMode::kAdd}) {
-    for (auto place : {Way::kApart, Way::kOnFirst}) ways.push_back({mode, place});
-  }
-  TestNormalize<Kernels>(p, {}, ways);
-  ways.push_back({WriteMode::kAdd, Way::kOnDy});
-  TestBackwardApply<Kernels>(p, plain, ways);
+void TestBackwardApply(Problem& p, PassInput input) {
+  const Expected dx = p.Dx(input);
+  const auto differentiate = [&](const void* t, const void* dy, WriteMode mode, void* out) {
+    input.in = t;
+    input.dy = dy;
+    Kernels::BackwardApply({input, p.scale_xmu.data(), p.shift.data(), mode, out});
+  };
+  const std::string label = "backward " + Describe(input.activation, input.from_output);
+  for (auto place : {Place::kApart, Place::kOnDy})
+    TestWrite(p, WriteMode::kWrite, place, label, dx, differentiate);
+  TestWrite(p, WriteMode::kAdd, Place::kOnFirst, label, dx, differentiate);
 }
 
 struct Fusion {
@@ -190,21 +172,16 @@ struct Fusion {
 };
 
 template <typename Kernels>
-void TestFusion(Problem& p, const Fusion& fusion) {
-  const PassInput input = p.From(fusion.activation, fusion.from_output);
-  if (!fusion.from_output)
-    TestNormalize<Kernels>(p, fusion.activation,
-                           {{WriteMode::kWrite, Way::kApart}, {WriteMode::kAdd, Way::kOnFirst}});
-  TestSums<Kernels>(p, input);
-  TestBackwardApply<Kernels>(p, input,
-                             {{WriteMode::kWrite, Way::kOnDy}, {WriteMode::kAdd, Way::kOnFirst}});
-}
-
-template <typename Kernels>
-void TestCase(const Case& c, const std::vector<Fusion>& fusions) {
-  Problem problem(c);
-  TestPlain<Kernels>(problem);
-  for (const Fusion& fusion : fusions) TestFusion<Kernels>(problem, fusion);
+void TestCase(const Case& c, std::vector<Fusion> fusions) {
+  Problem p(c);
+  TestMoments<Kernels>(p);
+  fusions.push_back({{}, false});
+  for (const Fusion& fusion : fusions) {
+    const PassInput input = p.From(fusion.activation, fusion.from_output);
+    if (!fusion.from_output) TestNormalize<Kernels>(p, fusion.activation);
+    TestSums<Kernels>(p, input);
+    TestBackwardApply<Kernels>(p, input);
+  }
 }
 
 // A NaN or infinity affects only the moments of its own channel.
@@ -233,10 +210,8 @@ void TestKink(DType dtype, const Fusion& fusion) {
   p.mean = p.offset = {0};
   p.scale = {1};
   p.label += ", of 0, 1 and NaN";
-  if (!fusion.from_output)
-    TestNormalize<Kernels>(p, fusion.activation, {{WriteMode::kWrite, Way::kApart}});
-  TestBackwardApply<Kernels>(p, p.From(fusion.activation, fusion.from_output),
-                             {{WriteMode::kWrite, Way::kApart}});
+  if (!fusion.from_output) TestNormalize<Kernels>(p, fusion.activation);
+  TestBackwardApply<Kernels>(p, p.From(fusion.activation, fusion.from_output));
 }
 
 // float32 holds x and dx, but not the coefficient of xmu, which is about dx / x.
@@ -251,7 +226,7 @@ void TestWideRange(DType dtype, double deviation) {
     }
     p.label += syncbn::Concat(", deviation ", deviation);
     for (const Activation& activation : {Activation{}, {Function::kLeakyRelu, 3}})
-      TestBackwardApply<Kernels>(p, p.From(activation, false), {{WriteMode::kWrite, Way::kApart}});
+      TestBackwardApply<Kernels>(p, p.From(activation, false));
   }
 }
 
@@ -262,11 +237,12 @@ void TestConversions() {
   constexpr int64_t kValues = 65536;
   Tensor x(dtype, kValues), y(dtype, kValues);
   for (int64_t i = 0; i < kValues; ++i) x.SetBits(i, static_cast<uint16_t>(i));
-  const double zero = 0;
+  const Vector<double> zero{0};
   // Scaling by powers of two reaches subnormals and infinity; the other scale makes ties.
   for (double scale : {1.0, 0x1p-9, 0x1p9, 0x1p-3, 1.0 + 0x1p-7, 1.0 + 0x1p-10}) {
-    Kernels::Normalize(NormalizePass(dtype, {1, 1, kValues}, x.data(), &zero, &scale, &zero,
-                                     WriteMode::kWrite, y.data()));
+    const Vector<double> factor{scale};
+    Kernels::Normalize(NormalizePass(dtype, {1, 1, kValues}, x.data(), zero.data(), factor.data(),
+                                     zero.data(), WriteMode::kWrite, y.data()));
     for (int64_t i = 0; i < kValues; ++i) {
       const double expected = Round(dtype, x.Get(i) * scale);
       if (std::isnan(expected))

@@ -1,6 +1,7 @@
 // Random shards of a layer on several devices, and their training steps.
 #pragma once
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <random>
 #include <string>
@@ -18,8 +19,6 @@ using syncbn::DType;
 using syncbn::Function;
 using syncbn::WriteMode;
 
-constexpr int64_t kChannels = 5;
-
 struct Setting {
   Activation activation;
   bool from_output = false;
@@ -28,6 +27,7 @@ struct Setting {
   bool keeps_x = false;  // if from_output: y does not suffice, because one channel's gamma is small
   bool training = true;
   bool masked = false;  // the last row of each shard is padding
+  int64_t channels = 5;
 
   syncbn::Options ToOptions(size_t devices) const {
     syncbn::Options options;
@@ -44,13 +44,15 @@ constexpr int64_t kNotReconstructible = 2;  // the channel of the small gamma
 
 // Parameters, data and results of one device.
 struct Shard {
-  Shard(DType of, int64_t rows, int seed, bool keeps_x)
+  Shard(DType of, int64_t rows, int seed, const Setting& setting)
       : dtype(of),
-        shape{rows, kChannels, 7},
-        x(dtype, rows * kChannels * 7),
+        shape{rows, setting.channels, 7},
+        x(dtype, rows * setting.channels * 7),
         dy(dtype, x.size()),
         y(dtype, x.size()),
-        dx(dtype, x.size()) {
+        dx(dtype, x.size()),
+        vector_dtype(dtype == DType::kFloat64 ? dtype : DType::kFloat32),
+        gamma(vector_dtype, setting.channels) {
     std::mt19937 generator(static_cast<unsigned>(seed));
     std::normal_distribution<double> normal(3, 2);
     for (int64_t i = 0; i < x.size(); ++i) {
@@ -59,10 +61,10 @@ struct Shard {
       dx.Set(i, 0.5);
       y.Set(i, 0.25);
     }
-    for (int64_t c = 0; c < kChannels; ++c) {
-      const bool tiny = keeps_x && c == kNotReconstructible;
-      gamma.Set(c, tiny ? 1e-40 : 1 + 0.1 * static_cast<double>(c));
-      beta.Set(c, 0.2 * static_cast<double>(c));
+    for (int64_t c = 0; c < setting.channels; ++c) {
+      const bool tiny = setting.keeps_x && c == kNotReconstructible;
+      gamma.Set(c, tiny ? 1e-40 : 1 + 0.1 * static_cast<double>(c % 5));
+      beta.Set(c, 0.2 * static_cast<double>(c % 5));
       mean.Set(c, 0.5);
       var.Set(c, 2);
       dgamma.Set(c, 1);
@@ -70,12 +72,11 @@ struct Shard {
     }
   }
 
-  // Runs forward and backward; `place(tensor)` returns a tensor's address on the layer's device.
-  template <typename Place>
-  void Step(syncbn::SyncBatchNorm* layer, const Setting& setting, const Place& place) {
-    const auto data = [&](Tensor& t) { return syncbn::Tensor{place(t), shape, dtype}; };
+  // Runs forward and backward.
+  void Step(syncbn::SyncBatchNorm* layer, const Setting& setting) {
+    const auto data = [&](Tensor& t) { return syncbn::Tensor{t.data(), shape, dtype}; };
     const auto vector = [&](Tensor& t) {
-      return syncbn::Tensor{place(t), {kChannels}, vector_dtype};
+      return syncbn::Tensor{t.data(), {t.size()}, vector_dtype};
     };
     layer->Forward(setting.training, {data(x), vector(gamma), vector(beta), setting.y_mode, data(y),
                                       vector(mean), vector(var), vector(valid_rows)});
@@ -85,46 +86,33 @@ struct Shard {
   }
 
   DType dtype;
-  DType vector_dtype = dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
   std::vector<int64_t> shape;
   Tensor x, dy, y, dx;
-  Tensor gamma{vector_dtype, kChannels}, beta{vector_dtype, kChannels};
-  Tensor mean{vector_dtype, kChannels}, var{vector_dtype, kChannels};
-  Tensor dgamma{vector_dtype, kChannels}, dbeta{vector_dtype, kChannels};
-  Tensor valid_rows{vector_dtype, kChannels};
+  DType vector_dtype;
+  Tensor gamma, beta = gamma, mean = gamma, var = gamma, dgamma = gamma, dbeta = gamma;
+  Tensor valid_rows = gamma;
 };
 
-// A layer on the CPU uses the memory of the test's tensors.
-inline void* InPlace(Tensor& tensor) { return tensor.data(); }
-
-inline std::unique_ptr<syncbn::SyncBatchNorm> MakeLayer(const Setting& setting, size_t devices,
-                                                        const Device& device,
-                                                        std::shared_ptr<syncbn::Layer> layer,
-                                                        std::unique_ptr<syncbn::Backend> backend) {
-  return std::make_unique<syncbn::SyncBatchNorm>(setting.ToOptions(devices), device,
-                                                 std::move(layer), std::move(backend));
-}
-
-inline std::vector<Shard> MakeShards(DType dtype, const std::vector<int64_t>& rows,
-                                     const Setting& setting) {
+// Runs two training steps of a layer on a device and a thread for each shard, with backends that
+// `make` returns.
+inline std::vector<Shard> Train(DType dtype, const std::vector<int64_t>& rows,
+                                const Setting& setting, const char* type,
+                                const std::function<std::unique_ptr<syncbn::Backend>()>& make) {
+  const auto shared = std::make_shared<syncbn::Layer>("layer");
   std::vector<Shard> shards;
   for (size_t k = 0; k < rows.size(); ++k) {
-    shards.emplace_back(dtype, rows[k], static_cast<int>(k), setting.keeps_x);
+    shards.emplace_back(dtype, rows[k], static_cast<int>(k), setting);
   }
+  Parallel(static_cast<int>(rows.size()), [&](int k) {
+    syncbn::SyncBatchNorm layer(setting.ToOptions(rows.size()), {type, k}, shared, make());
+    for (int step = 0; step < 2; ++step) shards[k].Step(&layer, setting);
+  });
   return shards;
 }
 
-// Runs two training steps on a CPU device and a thread for each shard.
 inline std::vector<Shard> TrainOnCpu(DType dtype, const std::vector<int64_t>& rows,
                                      const Setting& setting) {
-  const auto shared = std::make_shared<syncbn::Layer>("layer");
-  std::vector<Shard> shards = MakeShards(dtype, rows, setting);
-  Parallel(static_cast<int>(rows.size()), [&](int k) {
-    const auto layer =
-        MakeLayer(setting, rows.size(), {"cpu", k}, shared, syncbn::MakeCpuBackend());
-    for (int step = 0; step < 2; ++step) shards[k].Step(layer.get(), setting, InPlace);
-  });
-  return shards;
+  return Train(dtype, rows, setting, "cpu", syncbn::MakeCpuBackend);
 }
 
 inline void Compare(Tensor& result, Tensor& expected, DType dtype, double error,

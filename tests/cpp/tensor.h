@@ -4,6 +4,7 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <string>
@@ -21,6 +22,21 @@ constexpr syncbn::DType kDTypes[] = {syncbn::DType::kFloat32, syncbn::DType::kFl
 inline std::string Describe(const syncbn::Layout& layout) {
   return syncbn::Concat("(", layout.outer, ", ", layout.channels, ", ", layout.inner, ")");
 }
+
+// Allocate tensors and vectors. Tests of CUDA replace both functions, so that a GPU reaches them.
+inline void* (*allocate)(size_t bytes) = std::malloc;
+inline void (*release)(void* memory) = std::free;
+
+template <typename T>
+struct Allocator {
+  using value_type = T;
+  T* allocate(size_t size) { return static_cast<T*>(test::allocate(size * sizeof(T))); }
+  void deallocate(T* memory, size_t) { release(memory); }
+  bool operator==(const Allocator&) const { return true; }
+  bool operator!=(const Allocator&) const { return false; }
+};
+template <typename T>
+using Vector = std::vector<T, Allocator<T>>;
 
 struct Precision {
   int digits;        // digits of the significand, including the leading one
@@ -131,7 +147,7 @@ class Tensor {
 
   syncbn::DType dtype_;
   int64_t width_, size_, begin_;
-  std::vector<unsigned char> bytes_;
+  Vector<unsigned char> bytes_;
 };
 
 }  // namespace test

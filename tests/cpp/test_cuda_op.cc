@@ -1,16 +1,17 @@
 // Compares the layer on several devices of one GPU with the layer on as many CPUs, which has the
 // same arithmetic and another backend. ctest runs it on the emulated GPU, and scripts/check_gpu.sh
-// on a GPU. test_cuda_failures.cc has the tests that need emulation.
+// on a GPU. On the emulated GPU, whose calls fail on demand, it also tests the state after a failed
+// call, and a layer's memory.
 #include <dlfcn.h>
 
+#include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "cuda_runtime.h"
 #include "layer_shard.h"
-#include "staging.h"
+#include "managed.h"
 
 using namespace test;
 
@@ -28,20 +29,8 @@ std::shared_ptr<void> Allocate(const Device&, syncbn::MemoryKind kind, size_t by
 // Like TrainOnCpu. The exchange has several devices, and all of them compute on gpu(0).
 std::vector<Shard> TrainOnGpu(DType dtype, const std::vector<int64_t>& rows,
                               const Setting& setting) {
-  const auto shared = std::make_shared<syncbn::Layer>("layer");
-  std::vector<Shard> shards = MakeShards(dtype, rows, setting);
-  Parallel(static_cast<int>(rows.size()), [&](int k) {
-    test::Check(cudaSetDevice(0));
-    const auto layer = MakeLayer(setting, rows.size(), {"gpu", k}, shared,
-                                 syncbn::MakeCudaBackend({"gpu", 0}, Allocate));
-    for (int step = 0; step < 2; ++step) {
-      Staging on_gpu(dtype, {});
-      shards[k].Step(layer.get(), setting, [&](test::Tensor& tensor) {
-        return on_gpu.Written(tensor.data(), tensor.Bits().size());
-      });
-    }
-  });
-  return shards;
+  return Train(dtype, rows, setting, "gpu",
+               [] { return syncbn::MakeCudaBackend({"gpu", 0}, Allocate); });
 }
 
 void TestSetting(DType dtype, const std::vector<int64_t>& rows, const Setting& setting,
@@ -72,7 +61,8 @@ void TestSettings() {
       {"leaky_relu without y", {leaky, true, kWrite, kNull}},
       {"prediction that keeps x", {none, true, kWrite, kWrite, true, false}},
       {"masked", {leaky, true, kWrite, kWrite, false, true, true}},
-      {"masked prediction", {leaky, true, kWrite, kWrite, false, false, true}}};
+      {"masked prediction", {leaky, true, kWrite, kWrite, false, false, true}},
+      {"many channels", {none, false, kWrite, kWrite, false, true, false, 300}}};
   for (WriteMode mode : {kWrite, kAdd}) {
     settings.push_back({"identity", {none, false, mode}});
     settings.push_back({"relu", {relu, false, mode}});
@@ -101,44 +91,126 @@ void* CurrentContext() {
   return context;
 }
 
-// After a call the thread has its previous device, or none. A machine with one GPU has no other
-// device.
+// A thread that has used no GPU has none after a call.
 void TestCurrentDevice() {
-  int devices = 0;
-  test::Check(cudaGetDeviceCount(&devices));
-  for (int device : {-1, 0, devices - 1}) {
-    const Setting setting;
-    const auto layer = MakeLayer(setting, 1, {"gpu", 0}, std::make_shared<syncbn::Layer>("layer"),
-                                 syncbn::MakeCudaBackend({"gpu", 0}, Allocate));
-    Shard shard(DType::kFloat32, 3, 0, false);
-    {
-      Staging on_gpu(DType::kFloat32, {});
-      const auto step = [&] {
-        shard.Step(layer.get(), setting, [&](test::Tensor& tensor) {
-          return on_gpu.Written(tensor.data(), tensor.Bits().size());
-        });
-      };
-      step();  // stages the tensors, so that the thread below calls CUDA only in the layer
-      std::thread([&] {
-        if (device >= 0) {
-          test::Check(cudaSetDevice(device));
-          test::Check(cudaFree(nullptr));  // older runtimes make the context at the first use
-        }
-        void* const before = CurrentContext();
-        CHECK_EQ(before == nullptr, device < 0, "the context of a new thread");
-        step();
-        CHECK_EQ(CurrentContext(), before, "device ", device);
-      }).join();
-    }
-    std::vector<Shard> expected = TrainOnCpu(DType::kFloat32, {3}, setting);
-    Compare(shard.y, expected[0].y, DType::kFloat32, 0, "y");
-  }
+  syncbn::SyncBatchNorm layer(Setting().ToOptions(1), {"gpu", 0},
+                              std::make_shared<syncbn::Layer>("layer"),
+                              syncbn::MakeCudaBackend({"gpu", 0}, Allocate));
+  Shard shard(DType::kFloat32, 3, 0, {});
+  Parallel(1, [&](int) {
+    shard.Step(&layer, {});
+    CHECK(CurrentContext() == nullptr, "the context of a new thread");
+  });
 }
+
+#ifdef EMULATED_CUDA
+// The allocations of a framework, which may change the thread's current device.
+int pieces_taken[2], pieces_back[2];  // numbers of device and pinned allocations
+bool framework_is_full = false;
+
+std::shared_ptr<void> AllocateFromFramework(const Device& device, syncbn::MemoryKind kind,
+                                            size_t bytes) {
+  CHECK_EQ(device.Name(), std::string("gpu(3)"));
+  if (framework_is_full) throw syncbn::DeviceError("the framework has no memory");
+  emulated::Device() = 2;
+  const int k = kind == syncbn::MemoryKind::kPinned;
+  ++pieces_taken[k];
+  return std::shared_ptr<void>(new char[bytes], [k](void* data) {
+    ++pieces_back[k];
+    delete[] static_cast<char*>(data);
+  });
+}
+
+const Setting kKeepsX{
+    {Function::kLeakyRelu, 0.1}, true, WriteMode::kWrite, WriteMode::kWrite, true};
+
+std::unique_ptr<syncbn::SyncBatchNorm> OnGpu(const Setting& setting,
+                                             std::shared_ptr<syncbn::Layer> layer) {
+  return std::make_unique<syncbn::SyncBatchNorm>(
+      setting.ToOptions(1), Device{"gpu", 3}, std::move(layer),
+      syncbn::MakeCudaBackend({"gpu", 3}, AllocateFromFramework));
+}
+
+// A step of a new operator that keeps x. Every imperative call has a new operator.
+void StepOfNewLayer(int64_t rows) {
+  const auto layer = OnGpu(kKeepsX, std::make_shared<syncbn::Layer>("layer"));
+  Shard shard(DType::kFloat32, rows, 0, kKeepsX);
+  shard.Step(layer.get(), kKeepsX);
+  // TrainOnCpu makes two steps, in which these results are equal.
+  Compare(shard.y, TrainOnCpu(DType::kFloat32, {rows}, kKeepsX)[0].y, DType::kFloat32, 0, "y");
+  const int taken = pieces_taken[0];
+  shard.Step(layer.get(), kKeepsX);
+  CHECK_EQ(pieces_taken[0], taken, "memory for a second step");
+}
+
+// The framework allocates all memory. Blocks that a layer kept, or that became too small, are
+// freed.
+void TestMemory() {
+  for (int64_t rows : {3, 30, 300, 30}) StepOfNewLayer(rows);
+  CHECK_EQ(emulated::Allocations(), 0, "memory beside the framework's");
+  CHECK_EQ(pieces_taken[1], 1, "pinned");
+  CHECK_EQ(pieces_back[1], 0);
+  CHECK_EQ(pieces_taken[0] - pieces_back[0], 2, "workspace and vectors of the lane");
+  framework_is_full = true;
+  CHECK_EQ(ErrorOf([] { StepOfNewLayer(30); }),
+           "SyncBatchNorm 'layer', forward on gpu(3): the framework has no memory");
+  syncbn::Table::Get().Reset();
+  framework_is_full = false;
+  CHECK_EQ(emulated::Device(), 0);
+}
+
+// Each call of a step fails in turn. Then the error names the layer, the device and the call, the
+// thread has its previous device, and the next step is correct.
+void TestFailures(const Setting& setting) {
+  const auto shared = std::make_shared<syncbn::Layer>("norm3");
+  const auto layer = OnGpu(setting, shared);
+  bool failed = true;
+  for (int calls = 0; failed; ++calls) {
+    Shard shard(DType::kFloat32, 3, 0, setting);
+    emulated::Device() = 9;
+    emulated::FailAfter(calls);
+    const std::string text = ErrorOf([&] { shard.Step(layer.get(), setting); });
+    emulated::FailAfter(-1);
+    failed = text != kNoError;
+    if (failed) {
+      CHECK(text.find("SyncBatchNorm 'norm3', ") == 0, text);
+      CheckHas(text, " on gpu(3): CUDA: ");
+      CheckHas(text, "failed: out of memory (cudaErrorMemoryAllocation)");
+      CHECK_EQ(syncbn::Table::Get().Failure(), text);
+      syncbn::Table::Get().Reset();
+    }
+    CHECK(calls < 1000);
+    CHECK_EQ(emulated::Device(), 9);
+  }
+  Shard shard(DType::kFloat32, 3, 0, setting);
+  shard.Step(layer.get(), setting);
+  std::vector<Shard> expected = TrainOnCpu(DType::kFloat32, {3}, setting);
+  Compare(shard.y, expected[0].y, DType::kFloat32, 0, "y after failures");
+  Compare(shard.dx, expected[0].dx, DType::kFloat32, 0, "dx after failures");
+}
+
+void TestNoSuchDevice() {
+  CHECK_EQ(ErrorOf([] { syncbn::MakeCudaBackend({"gpu", 4}, AllocateFromFramework); }),
+           "SyncBatchNorm on gpu(4): the device must be one of the 4 CUDA devices of this process");
+}
+#endif
 
 }  // namespace
 
 int main() {
-  test::Check(cudaSetDevice(0));
+  UseManagedMemory();
+#ifdef EMULATED_CUDA
+  TestMemory();
+  TestFailures({});
+  Setting prediction;
+  prediction.training = false;
+  TestFailures(prediction);
+  for (bool keeps_x : {false, true}) {
+    TestFailures(
+        {{Function::kLeakyRelu, 0.1}, true, WriteMode::kWrite, WriteMode::kWrite, keeps_x});
+  }
+  TestNoSuchDevice();
+#endif
   TestCurrentDevice();
   TestSettings();
   return check::Result();

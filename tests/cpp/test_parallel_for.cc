@@ -1,7 +1,4 @@
 // Tests ParallelFor: it calls every index once for each caller, and always makes progress.
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <thread>
 #include <vector>
@@ -49,27 +46,6 @@ TEST(ShortJobBesideALongOne) {
   CheckEveryIndexOnce(100);
   short_done = true;
   long_caller.join();
-}
-
-// A forked child has no workers, and other threads may have been in the pool at the fork.
-TEST(AfterFork) {
-  std::atomic<bool> stop{false};
-  std::thread busy([&] {
-    while (!stop) syncbn::ParallelFor(64, [](int64_t) {});
-  });
-  for (int repeat = 0; repeat < 20; ++repeat) {
-    const pid_t child = fork();
-    if (child == 0) {
-      int64_t sum = 0;  // the tasks must run on this thread alone
-      for (int i = 0; i < 10; ++i) syncbn::ParallelFor(100, [&](int64_t j) { sum += j; });
-      _exit(sum == 49500 && syncbn::NumThreads() == 1 ? 0 : 1);
-    }
-    int status = -1;
-    CHECK_EQ(waitpid(child, &status, 0), child);
-    CHECK_EQ(status, 0);
-  }
-  stop = true;
-  busy.join();
 }
 
 }  // namespace

@@ -12,7 +12,7 @@ import pytest
 from mxnet import autograd
 from support.blocks import by_gluon
 from support.helpers import run_python
-from support.mpi import finish, is_mpich, needs_mpi, run_ranks, start
+from support.mpi import finish, needs_mpi, run_ranks, start
 from support.nd import nd
 
 pytestmark = [needs_mpi, pytest.mark.timeout(150)]
@@ -72,7 +72,7 @@ os._exit(0)
 
 
 def test_an_exception_on_one_rank_ends_the_others():
-    """Inside of map at once, elsewhere as its program ends."""
+    """The others get its text at once."""
     program = """
 gluon_syncbn.set_timeout(60)
 def forward(x):
@@ -92,19 +92,6 @@ assert 'recover()' in text and 'no such sample' in text, text
 assert 'no such sample' in error_of(step)
 """
     run_ranks(2, NET + program)
-    program = """
-step()
-begin = time.time()
-if rank == 1:
-    raise KeyError('a bug of the user')
-text = error_of(step)
-assert f"'{first.name}', forward" in text and 'rank 1' in text, text
-assert time.time() - begin < 20
-print('told')
-"""
-    output = run_ranks(2, NET + program, status=None)
-    assert "KeyError: 'a bug of the user'" in output
-    assert "told" in output or not is_mpich(), output
 
 
 def test_an_error_of_mpi_is_told_and_no_crash():
@@ -124,28 +111,22 @@ for _ in range(2):
 
 def test_nets_that_differ_are_found_before_training():
     program = """
-def make(order, prefix='net_'):
-    net = nn.HybridSequential(**prefixed(prefix))
-    with name_scope(net):
-        layers = {name: SyncBatchNorm(in_channels=3) for name in order}
-    for name in 'ab':
-        setattr(net, name, layers[name])
-    net.initialize()
-    return net
-
-text = error_of(distributed.broadcast_parameters, make('ab' if rank == 0 else 'ba'))
+net = nn.HybridSequential(**prefixed('net_'))
+with name_scope(net):
+    layers = {name: SyncBatchNorm(in_channels=3) for name in ['ab', 'ba'][rank]}
+for name in 'ab':
+    setattr(net, name, layers[name])
+net.initialize()
+text = error_of(distributed.broadcast_parameters, net)
 if by_gluon(True, False):  # parameters have names of their blocks
     assert 'net_batchnorm0_gamma' in text and 'net_batchnorm1_gamma' in text, text
     assert 'a.gamma' in text, text
-    text = error_of(distributed.Trainer, make('ab', ['m_', 'n_'][rank]), 'sgd')
-    assert 'm_batchnorm0_gamma' in text and 'n_batchnorm0_gamma' in text, text
     layers = [SyncBatchNorm(in_channels=3, prefix='x_') for _ in range(rank + 1)]
     layers[-1].initialize()
     text = error_of(distributed.broadcast_parameters, layers[-1])
     assert "'x'" in text and "'x (number 2" in text, text
 else:
     assert "'batchnorm0' at a" in text and "'batchnorm1' at a" in text, text
-distributed.Trainer(make('ab', 'z_'), 'sgd')
 dense = nn.Dense(3, in_units=2, **prefixed('dense_'))
 text = error_of(distributed.broadcast_parameters, dense)
 assert by_gluon('dense_weight', 'weight') in text and 'initialize' in text, text
@@ -202,7 +183,6 @@ STEPS_APART = {  # one rank's code, and the error's words for both ranks
     ),
     "trainers.reverse(); nets.reverse()": ("1 updates", "0 updates"),
     "(norm.beta if rank else norm.gamma).grad_req = 'null'": ("beta", "gamma"),
-    "norm.beta.grad_req = 'null'": ("beta", "weight"),
     "dense.bias.grad_req = 'null'": ("bias", "nothing"),
     "trainers[0].set_learning_rate(0.5)": ("rate 0.25", "rate 0.5"),
     "trainers[0].optimizer.wd = 0.125": ("decay 0.0", "decay 0.125"),

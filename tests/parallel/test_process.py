@@ -1,7 +1,7 @@
 """A process forks and exits without a hang while operators of ours are in flight.
 
 MXNet's exit and fork handlers stop the threads of custom operators before they wait for
-work, see src/mxnet/fork.cc and failures.py.
+work, see src/mxnet/engine.cc and failures.py.
 """
 
 from concurrent.futures import ThreadPoolExecutor

@@ -1,10 +1,9 @@
-// Writes a tile element by element, by the formulas of normalize.inl and apply.inl. The output may
-// be one of the inputs (in place). Arithmetic is float32 (float64 for float64 data).
+// The passes that write a tensor, element by element. The output may be one of the inputs (in
+// place). Arithmetic is float32 (float64 for float64 data).
 //
 // A `Formula` has Of(x, dy, coefficients of the channel, slopes), which returns the result;
 // Channel(pass, c), which returns these coefficients; kBackward, true if it reads dy; and kReadsX,
 // true if it computes z.
-#pragma once
 
 namespace syncbn::cpu {
 namespace {
@@ -197,6 +196,68 @@ MapTile MapOf(const ElementwisePass& pass) {
   }
   return columns ? MapColumns<StoreMode::kAssign, Formula, T>
                  : MapPlanes<StoreMode::kAssign, Formula, T>;
+}
+
+// ---- the second pass of forward: y = f(z), z = (x - mean) * scale + offset ----------------------
+
+template <Variant kVariant>
+struct NormalizeFormula {
+  static constexpr bool kBackward = false, kReadsX = false;
+
+  template <typename Scalar>
+  static SYNCBN_INLINE Coefficients<Scalar> Channel(const ElementwisePass& pass, int64_t c) {
+    Coefficients<Scalar> k = {};
+    k.Set(MakeAffine<Scalar>(pass.mean[c], pass.scale[c], pass.offset[c]));
+    return k;
+  }
+  template <typename Vector>
+  static SYNCBN_INLINE Vector Of(Vector x, Vector /*dy*/, const Coefficients<Vector>& k,
+                                 const Slopes<Vector>& f) {
+    return Activate(kVariant, k.scale_in * (x - k.to_z.center) + k.shift, f);
+  }
+};
+
+void RunNormalize(const ElementwisePass& pass) {
+  WithVariant<kPlain, kLeakyOfX>(pass, [&](auto variant, auto element) {
+    Map(pass, MapOf<NormalizeFormula<variant.value>, decltype(element)>(pass));
+  });
+}
+
+// ---- the second pass of backward: dx = scale * dz + scale_xmu * xmu + shift ---------------------
+//
+// This equals scale_in * (unit * centered) + shift + scale * dz; activation.inl defines `centered`
+// and `unit`.
+
+template <Variant kVariant>
+struct ApplyFormula {
+  static constexpr bool kBackward = true, kReadsX = ReadsX(kVariant);
+
+  template <typename Scalar>
+  static SYNCBN_INLINE Coefficients<Scalar> Channel(const ElementwisePass& pass, int64_t c) {
+    Coefficients<Scalar> k = {};
+    const double center = CenterOf(pass)[c], scale = PerScale(pass.scale_xmu[c], pass, c);
+    Affine<Scalar> of_in = MakeAffine<Scalar>(center, scale, pass.shift[c]);
+    double unit;
+    of_in.scale = Scalar(SplitCoefficient(scale, &unit));
+    k.unit = Scalar(unit);
+    if (kReadsX) k.to_z = MakeAffine<Scalar>(center, pass.scale[c], pass.offset[c]);
+    k.scale_dz = Scalar(pass.scale[c]);
+    k.Set(of_in);
+    return k;
+  }
+  template <typename Vector>
+  static SYNCBN_INLINE Vector Of(Vector saved, Vector dy, const Coefficients<Vector>& k,
+                                 const Slopes<Vector>& f) {
+    Vector centered, dz;
+    Unwind(kVariant, saved, dy, k.to_z, f, &centered, &dz);
+    return k.scale_in * (k.unit * centered) + k.shift + k.scale_dz * dz;
+  }
+};
+
+void RunApply(const ElementwisePass& pass) {
+  WithVariant<kPlain, kLeakyOfX, kLeakyOfY>(pass, [&](auto variant, auto element) {
+    Map(pass, MapOf<ApplyFormula<variant.value>, decltype(element)>(pass));
+  });
 }
 
 }  // namespace

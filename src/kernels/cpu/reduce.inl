@@ -1,10 +1,9 @@
-// Sums two terms for each channel over a tile; moments.inl and sums.inl define the terms. Sums are
-// float64 from the start: memory, not arithmetic, takes the time.
+// The reductions, which sum two terms for each channel over a tile. Sums are float64 from the
+// start: memory, not arithmetic, takes the time.
 //
 // `Terms` has Of(x, dy, numbers of the channel), which returns the two terms of an element;
 // Channel(c, first), which returns these numbers, where `first` is the channel's first value in the
 // tile; kBackward, true if it reads dy; and kReadsX, true if it computes z.
-#pragma once
 
 namespace syncbn::cpu {
 namespace {
@@ -198,6 +197,86 @@ void SumTile(const Terms& terms, const T* x, const T* dy, const Tile& tile, doub
     SumColumns(terms, x, dy, tile, sum_u, sum_v);
   else
     SumPlanes(terms, x, dy, tile, sum_u, sum_v);
+}
+
+// ---- the first pass of forward: mean and m2 = sum((x - mean)^2) --------------------------------
+//
+//   u = x - first,  mean = first + sum(u) / n,  m2 = sum(u * u) - sum(u)^2 / n
+//
+// `first` is the channel's first value in the tile, which has n elements. It is within
+// sqrt(m2 * n / (n - 1)) of the mean, so m2 loses at most a factor of about n, whatever the mean
+// is.
+
+struct MomentTerms {
+  static constexpr bool kBackward = false, kReadsX = false;
+
+  template <typename T>
+  SYNCBN_INLINE Affine<double> Channel(int64_t /*c*/, T first) const {
+    return {ToDouble(first), 0, 0};
+  }
+  SYNCBN_INLINE void Of(Doubles x, Doubles /*dy*/, const Affine<Doubles>& k, Doubles* first,
+                        Doubles* second) const {
+    *first = x - k.center;
+    *second = *first * *first;
+  }
+};
+
+template <typename T>
+void MomentsOfTile(const ReductionPass& pass, const Tile& tile, double* mean, double* m2) {
+  const T* x = static_cast<const T*>(pass.in);
+  SumTile(MomentTerms(), x, x, tile, mean, m2);
+  const T* firsts = FirstOf(x, tile);
+  const double n =
+      double((tile.outer_end - tile.outer_begin) * (tile.inner_end - tile.inner_begin));
+  for (int64_t c = tile.channel_begin; c < tile.channel_end; ++c) {
+    const double sum = mean[c];
+    const double rest = m2[c] - sum * (sum / n);
+    mean[c] = ToDouble(firsts[c * tile.inner]) + sum / n;
+    m2[c] = rest < 0 ? 0 : rest;  // NaN stays NaN
+  }
+}
+
+void RunMoments(const ReductionPass& pass) {
+  WithType(pass.dtype,
+           [&](auto element) { Reduce(pass, MomentsOfTile<decltype(element)>, MergeMoments); });
+}
+
+// ---- the first pass of backward: the sums of dz and of dz * xmu --------------------------------
+
+template <Variant kVariant>
+struct GradientTerms {
+  static constexpr bool kBackward = true, kReadsX = ReadsX(kVariant);
+  const double *center, *scale, *offset;
+  Slopes<Doubles> f;
+
+  template <typename T>
+  SYNCBN_INLINE Affine<double> Channel(int64_t c, T /*first*/) const {
+    return {center[c], kReadsX ? scale[c] : 0, kReadsX ? offset[c] : 0};
+  }
+  SYNCBN_INLINE void Of(Doubles saved, Doubles dy, const Affine<Doubles>& k, Doubles* first,
+                        Doubles* second) const {
+    Doubles centered;
+    Unwind(kVariant, saved, dy, k, f, &centered, first);
+    *second = *first * centered;
+  }
+};
+
+template <typename T, Variant kVariant>
+void SumsOfTile(const ReductionPass& pass, const Tile& tile, double* sum_dz,
+                double* sum_dz_centered) {
+  const GradientTerms<kVariant> terms = {CenterOf(pass), pass.scale, pass.offset,
+                                         MakeSlopes<Doubles, double>(pass.activation.slope)};
+  SumTile(terms, static_cast<const T*>(pass.in), static_cast<const T*>(pass.dy), tile, sum_dz,
+          sum_dz_centered);
+}
+
+void RunSums(const ReductionPass& pass) {
+  WithVariant<kPlain, kLeakyOfX, kLeakyOfY>(pass, [&](auto variant, auto element) {
+    Reduce(pass, SumsOfTile<decltype(element), variant.value>, AddSums);
+  });
+  const bool empty = pass.layout.outer * pass.layout.inner == 0;
+  for (int64_t c = 0; c < pass.layout.channels && !empty; ++c)
+    pass.second[c] = PerScale(pass.second[c], pass, c);
 }
 
 }  // namespace

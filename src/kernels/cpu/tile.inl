@@ -14,13 +14,6 @@ struct VariantConstant {
   static constexpr Variant value = kVariant;
 };
 
-// Calls run with the pass's variant as a constant; it must be one of kVariants.
-template <Variant... kVariants, typename Run>
-SYNCBN_INLINE void WithVariant(const PassInput& pass, const Run& run) {
-  const Variant variant = VariantOf(pass);
-  (void)((variant == kVariants && (run(VariantConstant<kVariants>()), true)) || ...);
-}
-
 // Calls run with an element of the type.
 template <typename Run>
 SYNCBN_INLINE void WithType(DType dtype, const Run& run) {
@@ -29,6 +22,17 @@ SYNCBN_INLINE void WithType(DType dtype, const Run& run) {
     case DType::kFloat64: return run(double());
     case DType::kFloat16: return run(Half());
   }
+}
+
+// Calls run with the pass's variant, which must be one of kVariants, and an element of its type.
+template <Variant... kVariants, typename Run>
+SYNCBN_INLINE void WithVariant(const PassInput& pass, const Run& run) {
+  const auto with = [&](auto variant) {
+    WithType(pass.dtype, [&](auto element) { run(variant, element); });
+    return true;
+  };
+  const Variant variant = VariantOf(pass);
+  (void)((variant == kVariants && with(VariantConstant<kVariants>())) || ...);
 }
 
 // Loads the first n elements at p, fewer than a vector, and `fill` into the other lanes.
@@ -89,10 +93,8 @@ SYNCBN_INLINE void ForEachColumn(const Rows& rows, const Tile& tile, const Visit
 }  // namespace
 }  // namespace syncbn::cpu
 
-#include "kernels/cpu/apply.inl"
-#include "kernels/cpu/moments.inl"
-#include "kernels/cpu/normalize.inl"
-#include "kernels/cpu/sums.inl"
+#include "kernels/cpu/map.inl"
+#include "kernels/cpu/reduce.inl"
 
 namespace syncbn::cpu {
 

@@ -1,18 +1,195 @@
 // The backend of a GPU: one call at a time on a lane. In a training step the host waits twice in
 // each phase of a layer: for the sums, and at the end. Kernels write sums directly to pinned
 // memory, and one launch copies all per-channel vectors of a phase.
+#include <dlfcn.h>
+
 #include <algorithm>
+#include <functional>
 #include <map>
+#include <memory>
+#include <mutex>
+#include <new>
 #include <utility>
+#include <vector>
 
 #include "core/error.h"
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/launch.h"
 #include "kernels/cuda/passes.h"
 #include "op/backend.h"
-#include "op/cuda/lane.h"
 
 namespace syncbn {
 namespace {
+
+// ---- the current device ------------------------------------------------------------------------
+
+// The driver's functions are looked up at run time, because machines without a driver also load the
+// library.
+struct Driver {
+  int (*GetCurrent)(void** context) = nullptr;
+  int (*SetCurrent)(void* context) = nullptr;
+
+  Driver() {
+    void* library = dlopen("libcuda.so.1", RTLD_LAZY);
+    if (library == nullptr) return;
+    GetCurrent = reinterpret_cast<int (*)(void**)>(dlsym(library, "cuCtxGetCurrent"));
+    SetCurrent = reinterpret_cast<int (*)(void*)>(dlsym(library, "cuCtxSetCurrent"));
+  }
+};
+
+const Driver& TheDriver() {
+  static const Driver driver;
+  return driver;
+}
+
+void CheckDriver(int status, const char* call) {
+  if (status != 0) throw DeviceError(Concat("CUDA: ", call, " failed with error ", status));
+}
+
+// SetCurrent bypasses the runtime. It is not documented whether the runtime checks the driver's
+// context when it sets the same device again, so this function stores the context and also sets it.
+void MakeCurrent(const Driver& driver, int ordinal) {
+  static std::mutex mutex;
+  static auto& contexts = *new std::map<int, void*>;
+  SYNCBN_CUDA_CHECK(cudaSetDevice(ordinal));
+  std::lock_guard<std::mutex> lock(mutex);
+  void*& context = contexts[ordinal];
+  if (context == nullptr) {
+    SYNCBN_CUDA_CHECK(cudaFree(nullptr));  // older runtimes make the context at the first use
+    CheckDriver(driver.GetCurrent(&context), "cuCtxGetCurrent");
+  } else {
+    CheckDriver(driver.SetCurrent(context), "cuCtxSetCurrent");
+  }
+}
+
+void* CurrentContext() {
+  const Driver& driver = TheDriver();
+  if (driver.GetCurrent == nullptr || driver.SetCurrent == nullptr) {
+    throw DeviceError("CUDA: libcuda.so.1, NVIDIA's driver, cannot be loaded");
+  }
+  void* context = nullptr;
+  CheckDriver(driver.GetCurrent(&context), "cuCtxGetCurrent");
+  return context;
+}
+
+// Makes a GPU the thread's current device. The destructor restores the context that the thread had
+// before, or none. Both use the driver, because cudaSetDevice would make a context on a device 0
+// that the thread has never used.
+class CurrentDevice {
+ public:
+  // If Renew throws, the destructor still restores the context, because the other constructor has
+  // ended.
+  explicit CurrentDevice(int ordinal) : CurrentDevice(ordinal, CurrentContext()) { Renew(); }
+  ~CurrentDevice() { TheDriver().SetCurrent(context_before_); }
+  // Must follow a call of other code that may have changed the current device.
+  void Renew() const { MakeCurrent(TheDriver(), ordinal_); }
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  CurrentDevice(int ordinal, void* before) : ordinal_(ordinal), context_before_(before) {}
+
+  const int ordinal_;
+  void* const context_before_;
+};
+
+// ---- lanes -------------------------------------------------------------------------------------
+
+// An Allocator for the current device.
+using Allocate = std::function<std::shared_ptr<void>(MemoryKind kind, size_t bytes)>;
+
+// Memory that later calls reuse, and that grows if a call needs more.
+class Buffer {
+ public:
+  // Ensures a size. Growing loses the contents, which no work may still use.
+  void Reserve(MemoryKind kind, size_t bytes, const Allocate& allocate) {
+    if (bytes <= bytes_) return;
+    Free();
+    memory_ = allocate(kind, bytes);
+    bytes_ = bytes;
+  }
+  void Free() {
+    bytes_ = 0;
+    memory_.reset();
+  }
+  void* data() const { return memory_.get(); }
+
+ private:
+  std::shared_ptr<void> memory_;
+  size_t bytes_ = 0;
+};
+
+// A stream and its memory. A device has as many lanes as calls were ever pending on it at once, and
+// each lane keeps the largest sizes so far. So a step allocates nothing once its shapes have been
+// seen, and layers share lanes. All functions use the current device.
+class Lane {
+ public:
+  Lane() {
+    cuda::LoadKernels();
+    // The stream does not wait for the legacy default stream, which other libraries may use.
+    SYNCBN_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  }
+
+  // Returns the stream, for work that Synchronize waits for.
+  cuda::Stream Queue() {
+    is_idle_ = false;
+    return stream_;
+  }
+
+  // Waits for all queued work.
+  void Synchronize() {
+    if (is_idle_) return;
+    SYNCBN_CUDA_CHECK(cudaStreamSynchronize(stream_));
+    is_idle_ = true;
+  }
+
+  // Returns the kernels' workspace, which one kernel at a time may use.
+  void* Workspace(const Allocate& allocate) {
+    workspace_.Reserve(MemoryKind::kDevice, static_cast<size_t>(cuda::WorkspaceBytes()), allocate);
+    if (!is_zeroed_) {
+      SYNCBN_CUDA_CHECK(cudaMemsetAsync(workspace_.data(), 0, cuda::kWorkspaceZeros, Queue()));
+      is_zeroed_ = true;
+    }
+    return workspace_.data();
+  }
+
+  // Returns a free lane of the current device, whose number is `ordinal`, or a new lane.
+  static Lane* Acquire(int ordinal) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      auto& free = free_[ordinal];
+      if (!free.empty()) {
+        Lane* lane = free.back().release();
+        free.pop_back();
+        return lane;
+      }
+    }
+    return new Lane;
+  }
+
+  static void Release(int ordinal, Lane* lane) noexcept {
+    std::lock_guard<std::mutex> lock(mutex_);
+    try {
+      free_[ordinal].emplace_back(lane);
+    } catch (const std::bad_alloc&) {
+      // The lane leaks.
+    }
+  }
+
+  Buffer device, pinned;  // per-channel vectors
+
+ private:
+  static inline std::mutex mutex_;
+  // Never destroyed: the runtime may end before static objects do.
+  static inline auto& free_ = *new std::map<int, std::vector<std::unique_ptr<Lane>>>;
+
+  cuda::Stream stream_ = nullptr;
+  bool is_idle_ = true;
+  Buffer workspace_;
+  bool is_zeroed_ = false;  // the workspace has its zeros
+};
+
+// ---- the backend -------------------------------------------------------------------------------
 
 // The largest number of per-channel vectors of a call. Backward from x through an activation has 3
 // inputs of the sums, 2 sums, 2 results and 5 coefficients. (Forward has 5 inputs, 2 moments, 2
@@ -27,12 +204,13 @@ class CudaBackend : public Backend {
   CudaBackend(const Device& device, Allocator allocator) : device_(device), allocator_(allocator) {}
 
   void Begin(const Layout& layout, const std::vector<const Tensor*>& vectors) override {
-    for (const Tensor* vector : vectors) CheckIsParameter(*vector);
-    current_ = std::make_unique<cuda::CurrentDevice>(device_.id);
-    lane_ = cuda::Lane::Acquire(device_.id);
+    current_ = std::make_unique<CurrentDevice>(device_.id);
+    lane_ = Lane::Acquire(device_.id);
     channels_ = layout.channels;
     pinned_used_ = device_used_ = 0;
-    lane_->Reserve(kDeviceVectors * channels_, kPinnedVectors * channels_, allocate_);
+    const size_t vector_bytes = static_cast<size_t>(channels_) * sizeof(double);
+    lane_->device.Reserve(MemoryKind::kDevice, kDeviceVectors * vector_bytes, allocate_);
+    lane_->pinned.Reserve(MemoryKind::kPinned, kPinnedVectors * vector_bytes, allocate_);
     // The first Synchronize waits for these copies.
     for (const Tensor* vector : vectors) {
       double* const copy = NextPinned(channels_);
@@ -67,7 +245,6 @@ class CudaBackend : public Backend {
 
   void Write(const std::vector<double>& values, WriteMode mode, const Tensor& vector) override {
     if (mode == WriteMode::kNull) return;
-    CheckIsParameter(vector);
     queued_.push_back({Pin(values.data(), channels_), vector.data, channels_, true,
                        IsDouble(vector), mode == WriteMode::kAdd});
   }
@@ -122,16 +299,16 @@ class CudaBackend : public Backend {
 
  private:
   double* NextPinned(int64_t size) {
-    return Next(lane_->pinned(), &pinned_used_, kPinnedVectors, size);
+    return Next(lane_->pinned, &pinned_used_, kPinnedVectors, size);
   }
 
   double* NextDevice(int64_t size) {
-    return Next(lane_->device(), &device_used_, kDeviceVectors, size);
+    return Next(lane_->device, &device_used_, kDeviceVectors, size);
   }
 
   // Returns the next `size` numbers of the memory that Begin has reserved.
-  double* Next(double* reserved, int64_t* used, int64_t vectors, int64_t size) const {
-    double* const next = reserved + *used;
+  double* Next(const Buffer& reserved, int64_t* used, int64_t vectors, int64_t size) const {
+    double* const next = static_cast<double*>(reserved.data()) + *used;
     *used += size;
     if (*used <= vectors * channels_) return next;
     throw DeviceError(Concat("a call must have at most ", vectors, " vectors, got more"));
@@ -172,7 +349,7 @@ class CudaBackend : public Backend {
   }
 
   void Close() noexcept {
-    if (lane_ != nullptr) cuda::Lane::Release(device_.id, lane_);
+    if (lane_ != nullptr) Lane::Release(device_.id, lane_);
     lane_ = nullptr;
     current_.reset();
     read_.clear();
@@ -181,15 +358,15 @@ class CudaBackend : public Backend {
 
   const Device device_;
   const Allocator allocator_;
-  const cuda::Allocate allocate_ = [this](MemoryKind kind, size_t bytes) {
+  const Allocate allocate_ = [this](MemoryKind kind, size_t bytes) {
     const std::shared_ptr<void> memory = allocator_(device_, kind, bytes);
     current_->Renew();
     return memory;
   };
-  cuda::Buffer kept_;
+  Buffer kept_;
   // The state of the current call:
-  std::unique_ptr<cuda::CurrentDevice> current_;
-  cuda::Lane* lane_ = nullptr;
+  std::unique_ptr<CurrentDevice> current_;
+  Lane* lane_ = nullptr;
   int64_t channels_ = 0;
   int64_t pinned_used_ = 0, device_used_ = 0;  // doubles
   std::map<const void*, const double*> read_;

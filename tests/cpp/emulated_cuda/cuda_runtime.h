@@ -6,14 +6,11 @@
 // The threads of a block are fibers of the calling thread (fibers.cc) and run until they wait.
 // Blocks run one after the other, so `__shared__` is a static variable of the calling thread.
 #pragma once
-#include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <functional>
-#include <map>
-#include <string>
 
 #define EMULATED_CUDA
 #define __global__
@@ -38,9 +35,6 @@ inline void __threadfence() {}
 namespace emulated {
 
 constexpr int kMultiprocessors = 3;
-
-// Bytes of tensors that kernels of this thread have read.
-inline thread_local int64_t bytes_read = 0;
 
 // Runs `thread` for every thread of every block.
 void Run(unsigned blocks, unsigned threads, const std::function<void()>& thread);
@@ -75,10 +69,6 @@ int& Device();
 void CheckStream(cudaStream_t stream);
 // The number of allocations of device and pinned memory by all threads.
 int Allocations();
-// The number of waits for streams by all threads.
-int Waits();
-// The number of launches of each kernel, by name.
-std::map<std::string, std::atomic<int>>& Launches();
 
 }  // namespace emulated
 
@@ -91,6 +81,7 @@ cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
 cudaError_t cudaDeviceGetAttribute(int* value, int attribute, int device);
 cudaError_t cudaMalloc(void** memory, size_t bytes);
+cudaError_t cudaMallocManaged(void** memory, size_t bytes);
 cudaError_t cudaFree(void* memory);
 cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned flags);
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind);
@@ -114,6 +105,5 @@ inline unsigned atomicAdd(unsigned* address, unsigned value) {
 
 template <typename T>
 T __ldcg(const T* address) {
-  emulated::bytes_read += sizeof(T);
   return *address;
 }

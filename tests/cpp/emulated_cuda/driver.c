@@ -1,13 +1,24 @@
-/* Emulates the functions of CUDA's driver that op/cuda/lane.cc calls, as libcuda.so.1. The context
-   of a device is its number plus one, and null where the thread has none. Who uses it: the target
-   emulated_cuda, and scripts/check_gpu_wheel.py in its stub of libcuda. */
+/* Emulates CUDA's driver, as libcuda.so.1: device memory is the host's, and a call returns when all
+   is done. The context of a device is its number plus one, and null where the thread has none. As
+   in a real driver, a thread needs a context for its calls. Who uses it: op/cuda/backend_cuda.cc in
+   the target emulated_cuda, and mxnet_runtime.c in scripts/check_gpu_wheel.py. */
 #include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 static __thread int current = -1;
+enum { kSuccess, kNoContext = 201, kDevices = 2, kMajor = 75, kMultiprocessors = 16 };
+static const size_t kMemory = (size_t)1 << 34;
+
+static int Check(void) { return current < 0 ? kNoContext : kSuccess; }
+static int Give(int value, int* to) {
+  *to = value;
+  return kSuccess;
+}
 
 int cuCtxGetCurrent(void** context) {
   *context = (void*)(intptr_t)(current + 1);
@@ -18,6 +29,58 @@ int cuCtxSetCurrent(void* context) {
   return 0;
 }
 int* emulated_device(void) { return &current; }
+
+int cuInit(unsigned flags) { return kSuccess; }
+int cuDriverGetVersion(int* version) { return Give(11020, version); }
+int cuDeviceGetCount(int* count) { return Give(kDevices, count); }
+int cuDeviceGetAttribute(int* value, int attribute, int device) {
+  return Give(attribute == kMajor ? 8 : attribute == kMultiprocessors ? 3 : 0, value);
+}
+int cuDevicePrimaryCtxRetain(void** context, int device) {
+  *context = (void*)(intptr_t)(device + 1);
+  return kSuccess;
+}
+int cuCtxGetDevice(int* device) { return Check() ?: Give(current, device); }
+int cuCtxSynchronize(void) { return Check(); }
+
+static int Allocate(void** memory, size_t bytes) {
+  *memory = malloc(bytes);
+  return Check();
+}
+static int Free(void* memory) {
+  free(memory);
+  return Check();
+}
+int cuMemAlloc_v2(void** memory, size_t bytes) { return Allocate(memory, bytes); }
+int cuMemHostAlloc(void** memory, size_t bytes, unsigned flags) { return Allocate(memory, bytes); }
+int cuMemFree_v2(void* memory) { return Free(memory); }
+int cuMemFreeHost(void* memory) { return Free(memory); }
+int cuMemGetInfo_v2(size_t* unused, size_t* total) {
+  *unused = *total = kMemory;
+  return Check();
+}
+int cuMemcpy(void* to, const void* from, size_t bytes) {
+  memmove(to, from, bytes);
+  return Check();
+}
+int cuMemcpyAsync(void* to, const void* from, size_t bytes, void* stream) {
+  return cuMemcpy(to, from, bytes);
+}
+int cuMemsetD8_v2(void* memory, unsigned char value, size_t bytes) {
+  memset(memory, value, bytes);
+  return Check();
+}
+int cuMemsetD8Async(void* memory, unsigned char value, size_t bytes, void* stream) {
+  return cuMemsetD8_v2(memory, value, bytes);
+}
+
+int cuStreamCreate(void** stream, unsigned flags) { return Allocate(stream, 1); }
+int cuStreamDestroy_v2(void* stream) { return Free(stream); }
+int cuStreamSynchronize(void* stream) { return Check(); }
+int cuStreamWaitEvent(void* stream, void* event, unsigned flags) { return Check(); }
+int cuEventCreate(void** event, unsigned flags) { return Allocate(event, 1); }
+int cuEventDestroy_v2(void* event) { return Free(event); }
+int cuEventRecord(void* event, void* stream) { return Check(); }
 
 #ifdef __cplusplus
 }

@@ -1,4 +1,4 @@
-// Emulates src/kernels/cuda/launch.h: a launch runs the kernel immediately, and is counted.
+// Emulates src/kernels/cuda/launch.h: a launch runs the kernel immediately.
 #pragma once
 #include <cstdint>
 
@@ -6,18 +6,11 @@
 
 namespace syncbn::cuda {
 
-template <auto kKernel>
-struct Listed {
-  static const char* Name() { return __PRETTY_FUNCTION__; }
-  static inline std::atomic<int>& launches = emulated::Launches()[Name()];
-};
-
 template <auto kKernel, typename... Parameters>
 void Launch(const char* name, int64_t blocks, int threads, cudaStream_t stream,
             Parameters... arguments) {
   emulated::CheckStream(stream);
   Check(emulated::Call(), name);
-  ++Listed<kKernel>::launches;
   emulated::Run(static_cast<unsigned>(blocks), static_cast<unsigned>(threads),
                 [&] { kKernel(arguments...); });
 }

@@ -1,8 +1,11 @@
-#include "op/statistics.h"
+#include "op/layer.h"
 
 #include <cmath>
 #include <cstdio>
-#include <mutex>
+#include <iterator>
+#include <map>
+
+#include "core/error.h"
 
 namespace syncbn {
 namespace {
@@ -33,6 +36,10 @@ void WarnOfSingleValue(const std::string& layer) {
 bool CanHold(const Tensor& vector, double value) {
   return std::isfinite(vector.dtype == DType::kFloat64 ? value : static_cast<float>(value));
 }
+
+std::mutex layers_mutex;
+// Never destroyed: operators may outlive static destructors.
+auto& layers = *new std::map<std::string, std::weak_ptr<Layer>>;
 
 }  // namespace
 
@@ -91,6 +98,26 @@ std::vector<double> CollectedMoments::Numbers() const {
     numbers[kMean + channels + c] = total_[c].m2;
   }
   return numbers;
+}
+
+std::shared_ptr<Layer> CreateLayer(const std::string& key, const std::string& name) {
+  const auto layer = std::make_shared<Layer>(name);
+  std::lock_guard<std::mutex> lock(layers_mutex);
+  for (auto other = layers.begin(); other != layers.end();) {
+    other = other->second.expired() ? layers.erase(other) : std::next(other);
+  }
+  layers[key] = layer;
+  return layer;
+}
+
+std::shared_ptr<Layer> FindLayer(const std::string& key) {
+  std::lock_guard<std::mutex> lock(layers_mutex);
+  const auto entry = layers.find(key);
+  const auto layer = entry == layers.end() ? nullptr : entry->second.lock();
+  if (layer) return layer;
+  throw Error(
+      "a graph must have layers of this process, got a SyncBatchNorm layer that is not in this "
+      "process. Call gluon_syncbn.revert_sync_batchnorm(net) before you export a net.");
 }
 
 }  // namespace syncbn

@@ -1,17 +1,18 @@
-// Reduces each channel to two numbers; moments.cu and sums.cu define the terms. There is one
-// launch: blocks that share channels write partial results to the workspace, and the last block to
-// finish merges them in their order, so the bits are the same in every run.
+// The reductions of each channel to two numbers. There is one launch: blocks that share channels
+// write partial results to the workspace, and the last block to finish merges them in their order,
+// so the bits are the same in every run.
 //
 // `Terms` has Begin(pass, activation, c, x), which receives a thread's first element of channel c;
 // Add(activation, x, dy, first, second), which adds an element's terms to two sums; Of(sums), which
 // returns a thread's contribution; Merge(a, b), which merges two contributions; Finish(pass, c,
 // all), which writes the results; kBackward, true if it reads dy; and kName, the name in errors.
-#pragma once
+#include "core/moments.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/passes.h"
 #include "kernels/cuda/tensor.cuh"
 
 namespace syncbn::cuda {
+namespace {
 
 // The contribution of a thread or a block to a channel. `first` may be a difference from `origin`.
 struct Partial {
@@ -25,7 +26,7 @@ struct Workspace {
 static_assert(kWorkspaceZeros == kCounters * sizeof(unsigned));
 
 // If splits > 1, splits * tiles is at most kBlocksEach * multiprocessors.
-inline int64_t MaxPartials(int multiprocessors) {
+int64_t MaxPartials(int multiprocessors) {
   return kBlocksEach * multiprocessors * kMaxTileChannels;
 }
 
@@ -54,7 +55,7 @@ __device__ void MergeByChannel(int channels, int entries, const At& at, const Us
 
 // Returns true for the last of `blocks` blocks that calls it; that block then sees everything that
 // the others wrote before their calls.
-__device__ inline bool IsLast(unsigned* counter, unsigned blocks) {
+__device__ bool IsLast(unsigned* counter, unsigned blocks) {
   __threadfence();
   __syncthreads();
   bool last = false;
@@ -152,7 +153,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksWithRegisters)
 }
 
 template <typename T, typename Terms>
-void Reduce(const ReductionPass& pass, void* workspace, Stream stream) {
+void ReduceOf(const ReductionPass& pass, void* workspace, Stream stream) {
   if (pass.layout.channels == 0) return;
   const int multiprocessors = Multiprocessors();
   const Cut cut = MakeCut(pass.layout, sizeof(T), AreAligned({pass.in, pass.dy}), multiprocessors);
@@ -174,6 +175,107 @@ void Reduce(const ReductionPass& pass, void* workspace, Stream stream) {
     Launch<ReduceKernel<T, kWide<T>, 1, Terms>>(Terms::kName, blocks, kThreads, stream, cut, pass,
                                                 scratch);
   }
+}
+
+// `Terms` is a template of the type of the elements.
+template <template <typename> typename Terms>
+void Reduce(const ReductionPass& pass, void* workspace, Stream stream) {
+  switch (pass.dtype) {
+    case DType::kFloat32: return ReduceOf<float, Terms<float>>(pass, workspace, stream);
+    case DType::kFloat64: return ReduceOf<double, Terms<double>>(pass, workspace, stream);
+    case DType::kFloat16: return ReduceOf<__half, Terms<__half>>(pass, workspace, stream);
+  }
+}
+
+// ---- the first pass of forward: mean and m2 = sum((x - mean)^2) --------------------------------
+//
+//   u = x - first,  mean = first + sum(u) / n,  m2 = sum(u * u) - sum(u)^2 / n
+//
+// `first` is the first value that a thread reads, so u is small whatever the mean is. Moments of
+// threads and blocks are merged in double (core/moments.h). A mean stays the difference from an x,
+// so it is as exact as the deviation.
+
+template <typename T>
+struct MomentTerms {
+  using A = Arithmetic<T>;
+  static constexpr char kName[] = "LocalMoments";
+  static constexpr bool kBackward = false;
+  A shift;
+
+  __device__ void Begin(const ReductionPass& /*pass*/, const FusedActivation<A>& /*activation*/,
+                        int64_t /*c*/, T first) {
+    shift = Load(first);
+  }
+  __device__ void Add(const FusedActivation<A>& /*activation*/, A x, A /*dy*/, A* first,
+                      A* second) const {
+    const A u = x - shift;
+    *first += u;
+    *second += u * u;
+  }
+  __device__ Partial Of(const Partial& sums) const {
+    const double mean = sums.first / sums.count, m2 = sums.second - mean * sums.first;
+    return {sums.count, mean, m2 < 0 ? 0 : m2, shift};  // below 0 by rounding; NaN stays NaN
+  }
+  __device__ static Partial Merge(const Partial& a, const Partial& b) {
+    if (a.count == 0) return b;
+    if (b.count == 0) return a;
+    const double mean_from_a = b.first + (b.origin - a.origin);
+    const Moments all =
+        syncbn::Merge({a.count, a.first, a.second}, {b.count, mean_from_a, b.second});
+    return {all.count, all.mean, all.m2, a.origin};
+  }
+  __device__ static void Finish(const ReductionPass& pass, int64_t c, const Partial& all) {
+    pass.first[c] = all.origin + all.first;
+    pass.second[c] = all.second;
+  }
+};
+
+// ---- the first pass of backward: the sums of dz and of dz * xmu --------------------------------
+//
+// Terms use the center as rounded to the data's arithmetic; Finish corrects the rounding error.
+
+template <typename T>
+struct GradientTerms {
+  using A = Arithmetic<T>;
+  static constexpr char kName[] = "BackwardSums";
+  static constexpr bool kBackward = true;
+  Affine<A> to_z;
+
+  __device__ void Begin(const ReductionPass& pass, const FusedActivation<A>& activation, int64_t c,
+                        T /*first*/) {
+    to_z = activation.ToUnwind(pass, c);
+  }
+  __device__ void Add(const FusedActivation<A>& activation, A saved, A dy, A* first,
+                      A* second) const {
+    A centered, dz;
+    Unwind(activation.variant, saved, dy, to_z, activation.slopes, &centered, &dz);
+    *first += dz;
+    *second += dz * centered;
+  }
+  __device__ Partial Of(const Partial& sums) const { return sums; }
+  __device__ static Partial Merge(const Partial& a, const Partial& b) {
+    return {0, a.first + b.first, a.second + b.second, 0};
+  }
+  __device__ static void Finish(const ReductionPass& pass, int64_t c, const Partial& all) {
+    const double center = CenterOf(pass)[c];
+    const double lost = center - static_cast<double>(static_cast<A>(center));
+    pass.first[c] = all.first;
+    pass.second[c] = PerScale(all.second - lost * all.first, pass, c);
+  }
+};
+
+}  // namespace
+
+int64_t WorkspaceBytes() {
+  return kWorkspaceZeros + MaxPartials(Multiprocessors()) * sizeof(Partial);
+}
+
+void LocalMoments(const ReductionPass& pass, void* workspace, Stream stream) {
+  Reduce<MomentTerms>(pass, workspace, stream);
+}
+
+void BackwardSums(const ReductionPass& pass, void* workspace, Stream stream) {
+  Reduce<GradientTerms>(pass, workspace, stream);
 }
 
 }  // namespace syncbn::cuda

@@ -1,0 +1,126 @@
+// The passes that write a tensor, element by element. The output may be one of the inputs.
+//
+// A `Formula` has Begin(pass, activation, c), which sets channel c; Of(activation, x, dy), which
+// returns the result; and kBackward and kName, as in reduce.cu.
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/passes.h"
+#include "kernels/cuda/tensor.cuh"
+
+namespace syncbn::cuda {
+namespace {
+
+// kChannels as in reduce.cu.
+template <typename T, int kWidth, int kChannels, typename Formula>
+__global__ void __launch_bounds__(kThreads) MapKernel(Cut cut, ElementwisePass pass) {
+  using A = Arithmetic<T>;
+  constexpr int kUnroll = Formula::kBackward ? 2 : 4;
+  const Work work = cut.At(blockIdx.x, static_cast<int>(threadIdx.x));
+  if (work.begin >= work.end) return;
+  const bool add = pass.mode == WriteMode::kAdd;
+  const FusedActivation<A> activation(pass);
+  Formula formulas[kChannels];
+#pragma unroll
+  for (int k = 0; k < kChannels; ++k) {
+    formulas[k].Begin(pass, activation, cut.ChannelOf(work, k));
+  }
+  for (int64_t i = work.begin; i < work.end; i += kUnroll * cut.rows) {
+    Vector<T, kWidth> in[kUnroll], dy[kUnroll] = {};
+    ReadVectors<Formula::kBackward>(pass, cut, work, i, in, dy);
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      if (i + u * cut.rows >= work.end) continue;
+      const int64_t at = cut.OffsetOf(work, i + u * cut.rows);
+      Vector<T, kWidth> out = {};
+      if (add) out = Read<T, kWidth>(pass.out, at);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        const A value =
+            formulas[j % kChannels].Of(activation, Load(in[u].values[j]), Load(dy[u].values[j]));
+        out.values[j] = Store<T>(add ? Load(out.values[j]) + value : value);
+      }
+      Write(pass.out, at, out);
+    }
+  }
+}
+
+template <typename T, typename Formula>
+void MapOf(const ElementwisePass& pass, Stream stream) {
+  if (pass.layout.Size() == 0) return;
+  const bool aligned = AreAligned({pass.in, pass.dy, pass.out});
+  const Cut cut = MakeCut(pass.layout, sizeof(T), aligned, Multiprocessors());
+  const int64_t blocks = cut.tiles * cut.splits;
+  if (cut.width == 1) {
+    Launch<MapKernel<T, 1, 1, Formula>>(Formula::kName, blocks, kThreads, stream, cut, pass);
+  } else if (cut.columns) {
+    Launch<MapKernel<T, kWide<T>, kWide<T>, Formula>>(Formula::kName, blocks, kThreads, stream, cut,
+                                                      pass);
+  } else {
+    Launch<MapKernel<T, kWide<T>, 1, Formula>>(Formula::kName, blocks, kThreads, stream, cut, pass);
+  }
+}
+
+// `Formula` is a template of the type of the elements.
+template <template <typename> typename Formula>
+void Map(const ElementwisePass& pass, Stream stream) {
+  switch (pass.dtype) {
+    case DType::kFloat32: return MapOf<float, Formula<float>>(pass, stream);
+    case DType::kFloat64: return MapOf<double, Formula<double>>(pass, stream);
+    case DType::kFloat16: return MapOf<__half, Formula<__half>>(pass, stream);
+  }
+}
+
+// ---- the second pass of forward: y = f(z), z = (x - mean) * scale + offset ----------------------
+
+template <typename T>
+struct NormalizeFormula {
+  using A = Arithmetic<T>;
+  static constexpr char kName[] = "Normalize";
+  static constexpr bool kBackward = false;
+  Affine<A> to_z;
+
+  __device__ void Begin(const ElementwisePass& pass, const FusedActivation<A>& /*activation*/,
+                        int64_t c) {
+    to_z = MakeAffine<A>(pass.mean[c], pass.scale[c], pass.offset[c]);
+  }
+  __device__ A Of(const FusedActivation<A>& activation, A x, A /*dy*/) const {
+    return Activate(activation.variant, to_z.Of(x), activation.slopes);
+  }
+};
+
+// ---- the second pass of backward: dx = scale * dz + scale_xmu * xmu + shift ---------------------
+//
+// This equals scale * dz + of_centered.scale * (unit * centered) + of_centered.offset;
+// activation.inl defines `centered` and `unit`.
+
+template <typename T>
+struct ApplyFormula {
+  using A = Arithmetic<T>;
+  static constexpr char kName[] = "BackwardApply";
+  static constexpr bool kBackward = true;
+  A scale_dz, unit;
+  Affine<A> of_centered, to_z;
+
+  __device__ void Begin(const ElementwisePass& pass, const FusedActivation<A>& activation,
+                        int64_t c) {
+    const double scale = PerScale(pass.scale_xmu[c], pass, c);
+    of_centered = MakeAffine<A>(CenterOf(pass)[c], scale, pass.shift[c]);
+    double power;
+    of_centered.scale = static_cast<A>(SplitCoefficient(scale, &power));
+    unit = static_cast<A>(power);
+    scale_dz = static_cast<A>(pass.scale[c]);
+    to_z = activation.ToUnwind(pass, c);
+  }
+  __device__ A Of(const FusedActivation<A>& activation, A saved, A dy) const {
+    A centered, dz;
+    Unwind(activation.variant, saved, dy, to_z, activation.slopes, &centered, &dz);
+    return scale_dz * dz + (of_centered.scale * (unit * centered) + of_centered.offset);
+  }
+};
+
+}  // namespace
+
+void Normalize(const ElementwisePass& pass, Stream stream) { Map<NormalizeFormula>(pass, stream); }
+
+void BackwardApply(const ElementwisePass& pass, Stream stream) { Map<ApplyFormula>(pass, stream); }
+
+}  // namespace syncbn::cuda

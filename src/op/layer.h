@@ -1,0 +1,109 @@
+// A layer: its options, and what its devices share. Its statistics of batches update the running
+// statistics, or the layer collects them.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/device.h"
+#include "core/moments.h"
+#include "exchange/table.h"
+#include "kernels/passes.h"
+#include "op/backend.h"
+
+namespace syncbn {
+
+// The effect of a batch whose mean or variance is not finite: it updates the running statistics,
+// does not update them, or raises an error.
+enum class NonFinite { kPropagate, kSkip, kRaise };
+
+struct Options {
+  int num_devices = 1;
+  double epsilon = 1e-5;  // squared units of x
+  double momentum = 0.9;  // weight of the old running value
+  int axis = 1;           // axis of the channels; negative from the end
+  bool fix_gamma = false;
+  bool unbiased_running_var = false;
+  NonFinite nonfinite = NonFinite::kPropagate;
+  Activation activation;
+  bool from_output = false;   // backward reads y instead of x
+  bool masked = false;        // only the first rows of x are valid, see ForwardTensors
+  double timeout = 0;         // seconds; 0 means default_timeout
+  std::set<Device> contexts;  // contexts of the parameters, if known; only for messages
+  std::vector<int> ranks;     // synchronized ranks, ascending; empty for all ranks
+  std::string shared_name;    // name of the layer in all processes, unique in each process
+};
+
+// Per-channel moments of a shard or of the whole batch.
+struct BatchMoments {
+  double count;  // elements per channel
+  std::vector<double> mean, m2;
+};
+
+// Returns the number of the first channel whose mean or variance is not finite in the dtype of the
+// running statistics, as text, or an empty text if there is none.
+std::string FirstNonFinite(const BatchMoments& batch, const Options& options,
+                           const Tensor& running_mean, const Tensor& running_var);
+
+// Sets running = momentum * running + (1 - momentum) * batch for the mean and the variance, which
+// is unbiased if the options say so. An empty batch changes nothing. The first batch with one value
+// per channel prints a warning that names the layer.
+void UpdateRunning(const BatchMoments& batch, const Options& options, const std::string& layer,
+                   Backend* backend, const Tensor& running_mean, const Tensor& running_var);
+
+// The merged moments of all batches that a layer has normalized while it collected them. A
+// collecting layer uses each batch's statistics, also in inference, and does not update its running
+// statistics.
+class CollectedMoments {
+ public:
+  // Indices of Numbers(): two numbers, then each channel's mean, then each channel's m2.
+  enum { kCount, kUnbiased, kMean };
+
+  void Start();
+  void End() { is_active_ = false; }
+  bool IsActive() const { return is_active_; }
+
+  // Adds the batch of a forward call once, although each device of the layer has its moments. The
+  // devices meet in each call, so no device adds the next batch before all have added this one.
+  void Add(int64_t call, const BatchMoments& batch, bool unbiased);
+
+  // Returns an empty vector if there was no batch.
+  std::vector<double> Numbers() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::atomic<bool> is_active_{false};
+  int64_t latest_call_ = -1;
+  bool is_unbiased_ = false;
+  std::vector<Moments> total_;
+};
+
+// The devices that normalize together.
+class Layer {
+ public:
+  explicit Layer(const std::string& name) : members(name) {}
+
+  std::shared_ptr<const Options> options() const { return std::atomic_load(&options_); }
+  void SetOptions(Options options) {
+    std::atomic_store(&options_, std::make_shared<const Options>(std::move(options)));
+  }
+
+  Members members;
+  CollectedMoments collected;
+
+ private:
+  std::shared_ptr<const Options> options_ = std::make_shared<const Options>();
+};
+
+// Creates the layer with this key. Keys are unique (a UUID), so two nets with equal prefixes share
+// nothing. Python and operators keep the layer alive.
+std::shared_ptr<Layer> CreateLayer(const std::string& key, const std::string& name);
+// Throws Error if there is no such layer.
+std::shared_ptr<Layer> FindLayer(const std::string& key);
+
+}  // namespace syncbn
