@@ -110,15 +110,15 @@ class Replicas:
     def __call__(self, arrays: Any, context: Any) -> Any:
         parameter = self._parameter
         get = type(parameter)._check_and_get
-        if context is list or not arrays or len(arrays) == 1:
+        is_for_program = not self._here.contexts and context is not list
+        if not is_for_program or not arrays or len(arrays) == 1:
             return get(parameter, arrays, context)
         if context is None:
             context = mx.context.current_context()
             if context not in contexts_of(parameter):
                 context = self.contexts[0]
         array = get(parameter, arrays, context)
-        if not self._here.contexts:
-            self._lend(context, arrays is parameter._grad)
+        self._lend(context, arrays is parameter._grad)
         return array
 
     def _lend(self, context, is_gradient):
@@ -160,7 +160,10 @@ class Replicas:
         gradients = gradients_of(self._parameter)
         # A program may also get a gradient as an attribute of `data()`.
         context = self.lent_gradient or self.lent
-        return next((g for g in gradients if g.context == context), gradients[0])
+        found = next((g for g in gradients if g.context == context), gradients[0])
+        if sys.getrefcount(found) <= 3:  # as in `collect`
+            self.lent_gradient = None
+        return found
 
 
 def replicate(parameter: Any, contexts: Sequence, here: Any) -> bool:
@@ -179,7 +182,7 @@ def replicate(parameter: Any, contexts: Sequence, here: Any) -> bool:
 def set_summed(parameters: Iterable, summed: bool) -> None:
     """Set what `is_summed` returns."""
     for parameter in parameters:
-        if is_replicated(parameter):
+        if isinstance(parameter._check_and_get, Replicas):
             parameter._check_and_get.is_summed = summed
 
 

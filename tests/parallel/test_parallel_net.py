@@ -171,6 +171,38 @@ class OwnDense(Function):
         return F.FullyConnected(self.net(x), weight, num_hidden=1, no_bias=True)
 
 
+@pytest.mark.parametrize("contexts", [[1, 2], [1, 0]])  # cpu(0) is the current context
+def test_arrays_that_the_program_changes_on_any_context(contexts):
+    """The step's gradient is 3 in `data`, and the program divides it by 3."""
+    contexts, data = [mx.cpu(k) for k in contexts], nd.array([[1], [2]])
+    net = make_parallel(nn.Dense(1, in_units=1, use_bias=False), contexts)
+    net.initialize(mx.init.One())
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
+
+    def step(change):
+        net.weight.set_data(nd.array([[4]]))
+        with autograd.record():
+            loss = net(data).sum()
+        loss.backward()
+        change()
+        trainer.step(1)
+        assert [array.asscalar() for array in net.weight.list_data()] == [3, 3]
+
+    def change_and_read_another():
+        net.weight.grad(contexts[1])[:] /= 3
+        net.weight.grad(contexts[0])
+
+    step(lambda: net.weight.grad().__itruediv__(3))
+    step(lambda: net.weight.grad(contexts[0]).__itruediv__(3))
+    step(lambda: net.weight.grad(contexts[1]).__itruediv__(3))
+    step(change_and_read_another)
+    step(lambda: net.weight.data().grad.__itruediv__(3))
+    net.weight.data(contexts[1])[:] = 7
+    net.weight.data(contexts[0])
+    assert net(data).asnumpy().tolist() == [[7], [14]]
+    assert net.weight.data().asscalar() == 7
+
+
 @gluon_1_only("shapes are not inferred by traces")
 def test_a_parent_that_is_traced_for_shapes_alone(devices):
     parent = OwnDense(one_weight(devices.contexts, 3.0))
