@@ -61,12 +61,13 @@ def layer():
     }
     modes = "static_shape", "static_alloc", "hybridize", "imperative"
     layers = "gluon_syncbn", "BatchNorm", "contrib"
+    places = {"inside": "identities", "convolutions": "convolutions"}
     rows = [
-        [*case, *(f"{times[(*case, name)]:.0f}" for name in layers)]
-        for case in itertools.product((1, 2), ("inside", "convolutions"), modes)
+        [n, places[place], mode, *(f"{times[n, place, mode, x]:.0f}" for x in layers)]
+        for n, place, mode in itertools.product((1, 2), places, modes)
     ]
-    ours = "gluon_syncbn", "`nn.BatchNorm` (unsynchronized)", "contrib `SyncBatchNorm`"
-    return markdown(["contexts", "place", "mode", *ours], rows)
+    heads = "gluon_syncbn", "`nn.BatchNorm` (unsynchronized)", "contrib `SyncBatchNorm`"
+    return markdown(["contexts", "neighbours", "mode", *heads], rows)
 
 
 NETS = "FastSCNN", "FCN", "DeepLabV3"

@@ -1,7 +1,7 @@
 """Time what a layer adds to forward and backward of a net, beside MXNet's own layers.
 
-docs/benchmarks.md explains the places "inside" and "convolutions". A layer is only
-timed if its results equal a float64 batch normalization. All layers take turns.
+The places are "inside" (between identities) and "convolutions". A layer is only timed
+if its results equal a float64 batch normalization. All layers take turns.
 
     python scripts/benchmarks/benchmark_layer.py  # as in docs/benchmarks.md
     python scripts/benchmarks/benchmark_layer.py --repetitions 3 --output layer.json
