@@ -54,7 +54,7 @@ maximum_signature_line_length = 80
 highlight_language = "none"  # the default of code blocks
 html_theme = "furo"
 html_title = f"gluon_syncbn {VERSION}"
-if "GITHUB_REPOSITORY" in os.environ:  # a site that GitHub builds has links to edit
+if "GITHUB_REPOSITORY" in os.environ:  # each page that GitHub builds has an edit link
     html_theme_options = {
         "source_repository": os.environ["GITHUB_SERVER_URL"]
         + f"/{os.environ['GITHUB_REPOSITORY']}",
@@ -88,11 +88,11 @@ def read_outer_pages(app, docname, source):
     app.env.note_dependency(str(file))
     pages = {ROOT / name: f"{page}.md" for page, name in OUTER_PAGES.items()}
 
-    def fit(link):
+    def relink(link):
         before, path, after = link.groups()
         target = file.parent / path
         if not target.exists():
-            return link[0]  # an address, or an anchor of the page
+            return link[0]  # not a link, such as f[0](x) in code
         target = Path(app.srcdir, pages[target]) if target in pages else target
         here = Path(app.srcdir, docname).parent
         return f"{before}{os.path.relpath(target, here)}{after}"
@@ -100,8 +100,8 @@ def read_outer_pages(app, docname, source):
     text = file.read_text(encoding="utf-8")
     if file.suffix == ".ipynb":
         text = "\n\n".join(markdown_of(json.loads(text)["cells"]))
-    text = re.sub(r"(\]\()([^:)#]+)((?:#[^)]*)?\))", fit, text)
-    text = re.sub(r'(<img src=")([^":]+)(")', fit, text)
+    text = re.sub(r"(\]\()([^:)#]+)((?:#[^)]*)?\))", relink, text)
+    text = re.sub(r'(<img src=")([^":]+)(")', relink, text)
     source[0] = f"{text}\n{source[0]}"
 
 
