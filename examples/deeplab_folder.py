@@ -76,9 +76,10 @@ def main():
     )
     net.initialize(mx.init.Xavier())  # skips what GluonCV has initialized
     net.hybridize(static_alloc=True, static_shape=True)
-    # The criterion keeps outputs on their devices; reset_ctx moves the parameters.
-    criterion = NetWithLoss(net, MixSoftmaxCrossEntropyLoss(aux=True))
-    gluon_syncbn.make_parallel(criterion, contexts, reset_ctx=True)
+    # The loss is in the net, so outputs stay on their devices. reset_ctx moves the
+    # parameters, because GluonCV has initialized some on one context.
+    net_with_loss = NetWithLoss(net, MixSoftmaxCrossEntropyLoss(aux=True))
+    gluon_syncbn.make_parallel(net_with_loss, contexts, reset_ctx=True)
     settings = {"learning_rate": 0.01, "momentum": 0.9, "wd": 1e-4}
     trainer = gluon.Trainer(net.collect_params(), "sgd", settings)
 
@@ -88,7 +89,7 @@ def main():
         total = 0.0
         for images, labels in batches:
             with autograd.record():
-                losses = criterion(images, labels)
+                losses = net_with_loss(images, labels)
             losses.backward()
             trainer.step(len(images))
             total += losses.sum().asscalar()
