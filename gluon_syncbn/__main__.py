@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m gluon_syncbn",
         description="Print what gluon_syncbn was built with and which devices exist, "
-        "and compare training steps of the layer on two contexts with batch "
+        "and check training steps of the layer on two contexts against batch "
         "normalization of the whole batch in float64.",
         epilog="The exit status is 1 if a result is wrong or a layer fails, else 0.",
     )
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "topic",
         nargs="?",
         choices=["hang"],
-        help="print why a program waits for a device, with causes and fixes, instead",
+        help="instead print common causes of a wait for a device, and fixes",
     )
     if parser.parse_args(arguments).topic == "hang":
         print(_causes_of_waits())
@@ -49,15 +49,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, value in built.items():
         print(f"  {name}: {value or 'none'}")
     gpus = [c for c in available_contexts() if c.device_type == "gpu"]
-    places = [[mx.cpu(0), mx.cpu(1)]]
+    context_lists = [[mx.cpu(0), mx.cpu(1)]]
     if gpus and built["cuda"]:
-        places.append(gpus[:2])
+        context_lists.append(gpus[:2])
     cores = len(os.sched_getaffinity(0))
-    print(f"devices: {cores} CPU cores, {_gpus_in_words(gpus, places)}\n")
+    print(f"devices: {cores} CPU cores, {_gpus_in_words(gpus, context_lists)}\n")
     print(ROW.format("", "contexts", "mode", "dtype", "error", "limit"))
     modes, dtypes = ("imperative", "hybridized"), ("float32", "float64")
     try:
-        for case in itertools.product(places, modes, dtypes):
+        for case in itertools.product(context_lists, modes, dtypes):
             _check(*case)
     except (ArithmeticError, mx.MXNetError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -90,10 +90,10 @@ def _causes_of_waits():
     return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", part)
 
 
-def _gpus_in_words(gpus, places):
+def _gpus_in_words(gpus, context_lists):
     if not mx.runtime.Features().is_enabled("CUDA"):
         return "no GPUs, because this MXNet was built without CUDA"
-    if gpus and len(places) == 1:
+    if gpus and len(context_lists) == 1:
         return f"{len(gpus)} GPUs, but gluon_syncbn was built without CUDA"
     return f"{len(gpus)} GPUs"
 
