@@ -22,7 +22,7 @@ _Function = TypeVar("_Function", bound=Callable)
 
 
 def suggest_keywords(function: _Function) -> _Function:
-    """Make a function suggest its own argument for a misspelt keyword."""
+    """Make a function's error suggest the right name for a misspelt keyword."""
     known = {*inspect.signature(function).parameters, "prefix", "params"}
 
     @functools.wraps(function)
@@ -38,7 +38,7 @@ def suggest_keywords(function: _Function) -> _Function:
 
 
 def short_repr(value: object) -> str:
-    """Return a value's repr in one line of at most some 200 characters."""
+    """Return a value's repr in one line of at most 200 characters."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 200 else f"{text[:150]}...{text[-40:]}"
 
@@ -54,7 +54,7 @@ def comma_list(values: Iterable) -> str:
 
 
 def check_type(name: str, value: Any, types: Any, expected: str) -> Any:
-    """Raise TypeError unless `value` is an instance; `expected` describes `types`."""
+    """Raise TypeError unless `value` is one of `types`, which `expected` describes."""
     if not isinstance(value, types):
         raise TypeError(f"{name} must be {expected}, got {short_repr(value)}")
     return value
@@ -118,7 +118,7 @@ def check_choice(name: str, value: Any, choices: Sequence) -> Any:
 
 
 def check_contexts(name: str, value: Any) -> list[mx.Context]:
-    """Return one context, or a list of distinct ones that MXNet can use, as a list."""
+    """Return a list from one context or a list of contexts, which must be distinct."""
     if isinstance(value, Context):
         value = [value]
     is_list = isinstance(value, (list, tuple))
@@ -137,8 +137,8 @@ def check_contexts(name: str, value: Any) -> list[mx.Context]:
             )
         if context.device_type == "gpu" and not has_cuda:
             raise ValueError(
-                f"{name} must have CPU contexts only, because this MXNet was built "
-                f"without CUDA, got {context}. Pass [mx.cpu(0), mx.cpu(1)], or run "
-                "`pip install mxnet-cu112==1.9.1`."
+                f"{name} must have CPU contexts only, got {context}: this MXNet was "
+                "built without CUDA. Pass [mx.cpu(0), mx.cpu(1)], or run `pip install "
+                "mxnet-cu112==1.9.1`."
             )
     return list(value)
