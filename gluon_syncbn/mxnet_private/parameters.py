@@ -48,7 +48,7 @@ def gradients_of(parameter: Any) -> Sequence:
     return parameter._grad or ()
 
 
-def trainer_set(parameter: mx.gluon.Parameter) -> mx.gluon.Trainer | None:
+def trainer_of(parameter: mx.gluon.Parameter) -> mx.gluon.Trainer | None:
     """Return a parameter's trainer or None; Gluon 2 stores a weak reference."""
     trainer = parameter._trainer
     trainer = trainer() if isinstance(trainer, weakref.ref) else trainer

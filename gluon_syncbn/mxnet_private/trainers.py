@@ -21,11 +21,11 @@ from .parameters import (
     is_replicated,
     is_summed,
     mark_fresh,
-    trainer_set,
+    trainer_of,
 )
 
 parameters_of = attrgetter("_params")  # ordered by the optimizer's index
-updates_on_kvstore = attrgetter("_update_on_kvstore")  # or on each device
+updates_on_kvstore = attrgetter("_update_on_kvstore")  # False: on each device
 
 
 def not_copied_yet(trainer: mx.gluon.Trainer) -> list:
@@ -152,7 +152,7 @@ class _OneReplica:
 def when_trainer_is_set(parameter: mx.gluon.Parameter, act: Callable) -> None:
     """Call `act` with the parameter's trainer, and with each later one."""
     parameter._set_trainer = _SetTrainer(parameter, act)
-    trainer = trainer_set(parameter)
+    trainer = trainer_of(parameter)
     if trainer is not None:
         act(trainer)
 

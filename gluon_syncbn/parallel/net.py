@@ -22,7 +22,7 @@ from ..mxnet_private.parameters import (
     data_of,
     is_deferred,
     move,
-    trainer_set,
+    trainer_of,
     undo_replicate,
 )
 from ..mxnet_private.trainers import share_states
@@ -57,14 +57,14 @@ def make_parallel(
     Parameters
     ----------
     net : mxnet.gluon.Block
-        A net that is initialized on `ctx`, or not yet initialized, unless `reset_ctx`
-        is True. A child block called directly runs on one device.
+        A net that is not yet initialized, or is initialized on `ctx` (with `reset_ctx`,
+        on any contexts). A child block called directly runs on one device.
     ctx : list of mxnet.Context
         Distinct contexts.
     sync_bn : bool, default True
         If True, turn every BatchNorm of `net` into a SyncBatchNorm over `ctx`, in
-        place, now and in later training calls. If False, the results of a net with
-        BatchNorm depend on the number of devices.
+        place. Layers that are added later are converted in the next training call. If
+        False, the results of a net with BatchNorm depend on the number of devices.
     batch_axis : int, default 0
         The axis of the rows, in every argument and result.
     reset_ctx : bool, default False
@@ -85,7 +85,7 @@ def make_parallel(
         contexts and `reset_ctx` is False; if `net` is already parallel over other
         devices, or has an attribute ``devices``.
     TypeError
-        If `net` is not a Block, or `ctx` is not a list of contexts.
+        If `net` is not a Block, or `ctx` is neither a context nor a list of them.
 
     Notes
     -----
@@ -94,21 +94,21 @@ def make_parallel(
     every device. Other objects are passed to every device unchanged.
 
     **Results** keep their nesting. Arrays are joined along `batch_axis` on the first
-    device. Other objects are the first device's. If results are large, make a Block
-    parallel that contains net and loss and returns one value per row. A result without
-    rows raises ValueError. To find such a result although all devices have equally many
-    rows, the first call of each kind runs the net once more, on two or three rows and
-    the first device. Running statistics do not change in that run.
+    device. Other objects are the first device's. If results are large, put net and loss
+    into one Block that returns one value per row, and make that parallel. An array with
+    another number of rows than the batch raises ValueError. If all devices have equally
+    many rows, the first call with such inputs runs the net once more to check this, on
+    two or three rows and the first device, without a change of running statistics.
 
     **Gradients** of the whole batch are on every device after ``backward``, so clipping
     and optimizers need no change. Another thread may call ``backward``. Arguments with
-    ``attach_grad`` also get their gradients. ValueError is raised for other arrays with
-    a gradient that the net reads, for losses that depend on arrays that the net
-    computes but does not return, and for ``autograd.grad``.
+    ``attach_grad`` also get their gradients. ValueError is raised if the net reads
+    another array that has a gradient, if the loss uses an array that the net computed
+    but did not return, and by ``autograd.grad``.
 
     ``mx.random.seed`` seeds initialization and Dropout on all devices. Inside a
-    function of ``net.devices.map``, and in the graph of a hybridized parent, the net
-    runs on the device of its argument.
+    function passed to ``net.devices.map``, and in the graph of a hybridized parent, the
+    net runs on the device of its argument.
 
     Examples
     --------
@@ -143,7 +143,7 @@ def make_parallel(
             "Rename the attribute."
         )
     if reset_ctx:
-        mx.nd.waitall()  # no read waits for work that changes a weight's layout
+        mx.nd.waitall()  # reads do not wait for oneDNN's change of a weight's layout
         for parameter in net.collect_params().values():
             if data_of(parameter) or is_deferred(parameter):
                 move(parameter, contexts)
@@ -203,7 +203,7 @@ def revert_parallel(net: mx.gluon.Block) -> mx.gluon.Block:
         delattr(net, name)
     net.forward.remove()
     parameters = list(net.collect_params().values())
-    for trainer in set(filter(None, map(trainer_set, parameters))):
+    for trainer in set(filter(None, map(trainer_of, parameters))):
         share_states(trainer)
     for parameter in parameters:
         undo_replicate(parameter)
