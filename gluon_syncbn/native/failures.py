@@ -35,7 +35,7 @@ class Here(threading.local):
 
     contexts: Sequence = ()  # the contexts of the innermost map that runs this thread
     recovery = -1  # number of the latest recovery at this thread's latest check
-    was_cancelled = False  # that check found a recovery of another thread
+    was_cancelled = False  # the check found a recovery of another thread
 
     def __reduce__(self) -> str:  # a copy of a net has the same threads
         return "here"

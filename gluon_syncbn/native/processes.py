@@ -64,7 +64,7 @@ def _leave_at_exit(pid):
     if os.getpid() != pid:
         return  # a fork: MPI belongs to the parent
     load().gluon_syncbn_distributed_leave()
-    # No operator of ours is running after this.
+    # No operator of the layer runs after this.
     failures.give_up("the Python interpreter exits")
     # mpi4py finalizes MPI after all exit handlers. That waits for all ranks with a busy
     # processor, so ranks are awaited here.
