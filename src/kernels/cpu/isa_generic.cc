@@ -1,8 +1,8 @@
-// The kernels for any processor: loads and stores of every element type in plain C++, lane by lane.
+// The kernels for any processor: plain C++ converts element types, lane by lane.
 #define SYNCBN_ISA kGeneric
 #define SYNCBN_ISA_NAME "generic"
 #define SYNCBN_VECTOR_BYTES 16
-#define SYNCBN_HAS_STREAM false
+#define SYNCBN_HAS_STREAMING_STORES false
 #include "kernels/cpu/vectors.inl"
 
 namespace syncbn::cpu {
@@ -42,7 +42,7 @@ SYNCBN_INLINE Half ToHalf(float x) {
     result = 0x7e00 | ((magnitude >> 13) & 0x3ff);
   } else if (magnitude >= 0x47800000) {  // 65536 and more
     result = 0x7c00;
-  } else if (magnitude < 0x38800000) {  // below 2^-14: adding 0.5 rounds at the unit 2^-24
+  } else if (magnitude < 0x38800000) {  // below 2^-14: adding 0.5 rounds to a multiple of 2^-24
     result = ToBits(FromBits(magnitude) + 0.5f) - ToBits(0.5f);
   } else {  // a carry out of the mantissa raises the exponent, up to infinity
     result = (magnitude - (112u << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
@@ -64,7 +64,7 @@ SYNCBN_INLINE void Store(Half* p, Floats v) {
   for (int i = 0; i < kFloats; ++i) p[i] = ToHalf(v[i]);
 }
 
-SYNCBN_INLINE void EndStream() {}
+SYNCBN_INLINE void EndStreamingStores() {}
 
 }  // namespace
 }  // namespace syncbn::cpu

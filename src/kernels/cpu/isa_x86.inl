@@ -1,5 +1,6 @@
-// The kernels for x86-64: loads and stores of every element type. The compiler flags of
-// isa_avx2.cc and isa_avx512.cc, which include this file, choose the instruction set.
+// The kernels for x86-64: loads that convert, and stores of float16 or without the caches. The
+// compiler flags of isa_avx2.cc and isa_avx512.cc, which include this file, choose the
+// instructions.
 #if defined(__GNUC__) && !defined(__clang__)
 // GCC bug 105593, in GCC's own header.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -7,7 +8,7 @@
 #endif
 #include <immintrin.h>
 
-// The names of intrinsics for whole vectors and for half vectors.
+// The names of intrinsics for vectors of full and of half width.
 #if defined(__AVX512F__)
 #define SYNCBN_ISA kAvx512
 #define SYNCBN_ISA_NAME "avx512"
@@ -21,7 +22,7 @@
 #define SYNCBN_WIDE(name) _mm256_##name
 #define SYNCBN_NARROW(name) _mm_##name
 #endif
-#define SYNCBN_HAS_STREAM true
+#define SYNCBN_HAS_STREAMING_STORES true
 #include "kernels/cpu/vectors.inl"
 
 namespace syncbn::cpu {
@@ -37,7 +38,7 @@ typedef __m256d WideDoubles;
 typedef __m128i Narrow;
 #endif
 
-// Loads the first `bytes` of the result from p.
+// Loads `bytes` bytes from p; the rest of the result is 0.
 template <typename Bits>
 SYNCBN_INLINE Bits LoadBits(const void* p, int bytes) {
   Bits bits = {};
@@ -69,7 +70,7 @@ SYNCBN_INLINE void Store(Half* p, Floats v) {
 
 SYNCBN_INLINE void Stream(float* p, Floats v) { SYNCBN_WIDE(stream_ps)(p, (WideFloats)v); }
 SYNCBN_INLINE void Stream(double* p, Doubles v) { SYNCBN_WIDE(stream_pd)(p, (WideDoubles)v); }
-SYNCBN_INLINE void EndStream() { _mm_sfence(); }
+SYNCBN_INLINE void EndStreamingStores() { _mm_sfence(); }
 
 }  // namespace
 }  // namespace syncbn::cpu

@@ -104,7 +104,7 @@ void MapPlanes(const ElementwisePass& pass, const Tile& tile) {
       if (i < end) MapPart<kMode, Formula>(x + i, dy + i, end - i, k, f, out + i);
     }
   }
-  if constexpr (kMode == StoreMode::kStream) EndStream();
+  if constexpr (kMode == StoreMode::kStream) EndStreamingStores();
 }
 
 template <typename Scalar, bool kReadsX>
@@ -175,7 +175,7 @@ void MapColumns(const ElementwisePass& pass, const Tile& tile) {
     const int64_t width = row < rows.count ? rows.width : rows.rest;
     MapRow<kMode, Formula>(x + at, dy + at, width, columns, f, out + at);
   }
-  if constexpr (kMode == StoreMode::kStream) EndStream();
+  if constexpr (kMode == StoreMode::kStream) EndStreamingStores();
 }
 
 // Returns the function that writes a tile of the pass.
