@@ -1,9 +1,9 @@
 // The kernels of a GPU: the four passes of kernels/passes.h, and copies of per-channel vectors.
 //
 // A pass's tensors are on the current device, and its per-channel arrays in memory that the device
-// can access; results may be in pinned host memory. Results are the same in every run on the same
-// kind of device. Calls return when the work is queued. If the runtime refuses a call, it throws
-// DeviceError with the name of the kernel.
+// can access. `first` and `second` may be in pinned host memory. Results are the same in every run
+// on the same kind of device. Functions return when the work is queued, and throw DeviceError if it
+// cannot be queued.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -27,7 +27,7 @@ void Normalize(const ElementwisePass& pass, Stream stream);
 void BackwardSums(const ReductionPass& pass, void* workspace, Stream stream);
 void BackwardApply(const ElementwisePass& pass, Stream stream);
 
-// Both ends are `size` numbers, float32 or float64, in memory that the device can access.
+// `from` and `to` are `size` numbers each, float32 or float64, in memory that the device accesses.
 struct VectorCopy {
   const void* from;
   void* to;
