@@ -222,7 +222,7 @@ SYNCBN_EXPORT(int, gluon_syncbn_distributed_leave) {
   return CatchAll([&] { Table::Get().Leave(); });
 }
 
-// Ends the process with this text after so many seconds, unless there is another call before. A
+// Ends the process with this text after `seconds`, unless there is another call before. A
 // Python thread could not end a call that holds the GIL, like mpi4py's call of MPI_Init.
 SYNCBN_EXPORT(int, gluon_syncbn_exit_after, double seconds, const char* text) {
   static std::atomic<int> calls{0};

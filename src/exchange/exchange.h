@@ -33,7 +33,7 @@ enum class Operation : int32_t { kSum, kMoments };
 // layer can have several exchanges in flight. Each key is used once.
 struct Key {
   bool is_local = false;  // no other rank takes part or sees the key
-  std::string layer;      // or the name of a call; equal on all ranks
+  std::string layer;      // the layer's or a call's name, equal on all ranks
   Phase phase = Phase::kForward;
   int64_t call = 0;    // the number of the forward call, which its backward calls have too
   int64_t repeat = 0;  // how many backward calls of this forward call came before

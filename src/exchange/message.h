@@ -1,6 +1,6 @@
 // The messages between processes, their bytes, and all checks of received messages. All processes
 // run one build on one kind of machine, so bytes are copied from memory. The first eight bytes
-// reveal another build.
+// reveal another format.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -32,13 +32,13 @@ struct Message {
 
 Bytes Encode(const Message& message);
 
-// Return the message that rank `from` of `size` has sent to `rank`. A part's ranks are never empty.
-// Throws Error unless Encode can have made the bytes, and a part comes from a child.
+// Return the message that rank `from` of `size` has sent to `rank`. A part without ranks gets all
+// ranks. Throw Error if Encode cannot have made the bytes, or if a part is not from a child.
 Message Decode(const Bytes& bytes, int from, int rank, int size);
 
-// Throw Error for a part that came before or after the reduction, and for a result that is not the
-// parent's answer. A null exchange means that nobody waits for the result.
+// Throw Error for a second part of `from` and for a part after the reduction.
 void CheckPart(const Exchange& exchange, int from);
+// Throw Error for a result that is not the parent's answer. A null exchange waits for no result.
 void CheckResult(const Exchange* exchange, int from, const Message& result);
 
 }  // namespace syncbn

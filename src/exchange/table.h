@@ -53,7 +53,7 @@ struct Members {
   }
 
   const std::string layer;
-  std::set<Device> devices;   // that have called the layer
+  std::set<Device> devices;   // they have called the layer
   std::set<Device> former;    // before the net moved
   Participants participants;  // the next forward calls have them
   int64_t generation = 0;     // tickets of an older one are not valid
@@ -71,7 +71,7 @@ struct Contribution {
   int64_t repeat = 0;
   Signature signature{};
   Numbers numbers{};
-  size_t devices = 1;  // that take part in this process, unless the ticket lists them
+  size_t devices = 1;  // the number that takes part in this process, unless the ticket lists them
   const std::set<Device>* expected = nullptr;  // the devices for errors, if the caller knows them
   std::vector<int> ranks{};                    // ascending; empty for all, unlike Exchange::ranks
   std::string shared_name{};                   // the layer's or the call's name, equal on all ranks

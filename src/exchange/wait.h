@@ -15,7 +15,7 @@ using Clock = std::chrono::steady_clock;
 using Time = Clock::time_point;
 using Duration = Clock::duration;
 
-// A negative number or NaN becomes zero. Longer timeouts, infinity included, end after 31 years.
+// A negative number or NaN becomes zero. More than 31 years, or infinity, becomes 31 years.
 // The clock counts to 292 years, so no sum of a time and a timeout overflows.
 inline Duration ToDuration(double seconds) {
   const std::chrono::duration<double> bounded(std::max(0.0, std::min(seconds, 1e9)));
@@ -38,16 +38,16 @@ class Pause {
 
   void Restart() { start_ = Clock::now(); }
 
-  // Release the mutex until `over`, which `changed` announces, until `deadline` if it lies ahead,
-  // or for one pause. Return how long the process was stopped (Ctrl-Z, a debugger, a suspended
-  // job). No deadline counts this time, because no other thread can arrive in it.
+  // Release the mutex for one pause. It ends early at a `deadline` that lies ahead, and when
+  // `changed` announces `over`. Return how long the process was stopped (Ctrl-Z, a debugger, a
+  // suspended job), to be added to deadlines for other threads, which were stopped as well.
   Duration operator()(std::unique_lock<std::mutex>* lock, const std::atomic<bool>& over,
                       std::condition_variable* changed, Time deadline) {
     const Time now = Clock::now();
     const Duration waited = now - start_;
     if (waited < (carries_ ? Duration(kAwakeForMessages) : Duration(kAwake))) {
       lock->unlock();
-      std::this_thread::yield();  // another device or process may need this processor to arrive
+      std::this_thread::yield();  // another thread may need this processor before it can arrive
       while (!carries_ && !over && Clock::now() < start_ + kAwake) std::this_thread::yield();
       lock->lock();
       return {};
@@ -72,14 +72,14 @@ class Pause {
     prctl(PR_SET_TIMERSLACK, 1);
   }
 
-  // Devices or processes of one machine that arrive together take less time; computing takes more.
+  // Longer than devices or processes of one machine that arrive together wait for each other.
   static constexpr std::chrono::microseconds kAwake{50}, kAwakeForMessages{200};
   static constexpr std::chrono::seconds kSleep{1};
   static constexpr std::chrono::microseconds kSleepForMessages{500};
 
   const bool carries_;
   Time start_ = Clock::now();
-  int slack_ = 0;  // the thread's own slack in nanoseconds, once it was changed
+  int slack_ = 0;  // the thread's former slack in nanoseconds, or 0 if unchanged
 };
 
 }  // namespace syncbn
