@@ -20,15 +20,15 @@ namespace syncbn {
 // MXNet stores the error of a custom operator in one slot that all of them share without a lock
 // (custom-inl.h, `exception_`), and the operator that completes next takes it. That may be a
 // healthy operator, because an operator completes in separate work that is queued after other work,
-// on a GPU after bulks of tens of milliseconds. Two operators that complete at once free the same
-// object twice. But before MXNet completes an operator it also checks the variables of the arrays
-// that the callback received, and these are new in each call (custom.cc, AllocateNDArrayCopy). So
-// work of the engine that writes one of these arrays throws the error: no other operator can take
-// it.
+// on a GPU after bulks that take tens of milliseconds. Two operators that complete at once free the
+// same object twice. But before MXNet completes an operator it also checks the variables of the
+// arrays that the callback received, and these are new in each call (custom.cc,
+// AllocateNDArrayCopy). So this file queues work that writes one of these arrays and throws the
+// error: no other operator can take it.
 //
 // The engine stores every error in a vector, also without a lock (threaded_engine.h,
-// AddToGlobalExceptions): twice for each operator, when the array's work and when the operator
-// completes. All dependent work searches the vector. So the next operator's error waits until this
+// AddToGlobalExceptions): once when the work on the array completes, and once when the operator
+// does. All dependent work searches the vector. So the next operator's error waits until this
 // error has been taken, and memory for the vector is reserved at the start, because the vector must
 // not move during a search.
 
@@ -58,18 +58,18 @@ void EndDelivery() {
   state.delivered.notify_one();
 }
 
-// The operator takes the error out of its array in work that MXNet queues after the callback, and
-// nothing can wait for that work. Afterwards the engine no longer skips work on the array. A turn
-// that begins after MXNet has queued that work waits for it, so one or two turns suffice. But the
-// error may stay in the array: an operator that finds another error in the shared slot completes
-// with that one.
+// The operator takes the error out of its array in work that MXNet queues after the callback. A
+// turn is two pieces of work on the array: SetTaken, which is skipped while the array has the
+// error, and EndTurn, which is never skipped. A turn that begins after MXNet has queued its own
+// work runs after it, so one or two turns suffice. But the error may stay in the array: an operator
+// that finds another error in the shared slot completes with that one.
 struct Watch {
   NDArray array;
   bool is_taken = false;
   int turns = 0;
 };
 
-constexpr int kMaxTurns = 10000;  // about 0.1 s, in which MXNet leaves the callback
+constexpr int kMaxTurns = 10000;  // about 0.1 s, far longer than MXNet takes to leave the callback
 
 void SetTaken(void* /*run_context*/, void* watch) { static_cast<Watch*>(watch)->is_taken = true; }
 
@@ -111,7 +111,7 @@ void FailOperator(NDArray array, const std::string& text) {
 }
 
 void ReserveErrors() {
-  const int count = 1024;  // two for each operator
+  const int count = 1024;  // two for each of 512 failed operators
   const int64_t shape[] = {1};
   const int cpu = 1, delayed = 1, float32 = 0;
   NDArrayHandle handle = nullptr;
@@ -135,17 +135,17 @@ void ReserveErrors() {
 // These calls have the following effects on the thread of a custom operator (1.9.1: c_api.cc,
 // ndarray.cc, threaded_engine.cc, pooled_storage_manager.h, pinned_memory_storage.h):
 // * MXNDArrayCreateEx64 with delay_alloc=0 allocates immediately, under the storage mutex, and does
-//   not wait for the engine. If nothing in the pool fits, it makes the GPU current, and afterwards
-//   the GPU that it took for the current one. Context 3, pinned memory, has no pool: it is
-//   cudaHostAlloc, under the same mutex. All GPUs reach such memory under its own address, whatever
-//   the flags are.
+//   not wait for the engine. If nothing in the pool fits, it makes this GPU current, and then
+//   restores the GPU that it believes to have been current. Context 3, pinned memory, has no pool:
+//   it is cudaHostAlloc, under the same mutex. All GPUs reach such memory at its host address,
+//   whatever cudaHostAlloc's flags are.
 // * MXNDArrayFree deletes the array's variable. No operator has ever used the variable, so the
 //   engine deletes it in the calling thread (FnProperty::kDeleteVar): device memory goes to the
 //   pool without any call of CUDA except cudaSetDevice, pinned memory to cudaFreeHost under the
 //   mutex. At exit, after the engine has ended, nothing happens.
-// * The pool returns memory that an array has freed. All work that MXNet queued for that array is
-//   done by then, because its operators wait for their stream; our queued work must be done as
-//   well.
+// * The pool hands out memory that an array has freed. All work that MXNet queued for that array is
+//   done by then, because MXNet's operators wait for their stream. Our queued work must also be
+//   done before the array is freed.
 
 namespace {
 
@@ -163,7 +163,9 @@ std::shared_ptr<void> AllocateFromMxnet(const Device& device, MemoryKind kind, s
   const int64_t elements = static_cast<int64_t>((bytes + sizeof(double) - 1) / sizeof(double));
   const int device_type = kind == MemoryKind::kPinned ? kPinnedCpu : kGpu;
   const auto check = [&](int status) {
-    if (status != 0) throw DeviceError(Concat("MXNet has no ", bytes, " bytes: ", ErrorText()));
+    if (status == 0) return;
+    throw DeviceError(
+        Concat("MXNet cannot allocate ", bytes, " bytes for ", device.Name(), ": ", ErrorText()));
   };
   NDArrayHandle handle = nullptr;
   check(Mxnet().NDArrayCreateEx64(&elements, 1, device_type, device.id, 0, kFloat64, &handle));
@@ -175,7 +177,7 @@ std::shared_ptr<void> AllocateFromMxnet(const Device& device, MemoryKind kind, s
 
 // ---- forks -------------------------------------------------------------------------------------
 //
-// Waits for MXNet before a process forks. DataLoader workers fork, and so does subprocess before
+// Waits for MXNet before a process forks. DataLoader forks its workers, and subprocess forks before
 // Python 3.10.
 //
 // MXNet's own fork handler (initialize.cc, atfork_prepare) first joins the threads of custom
@@ -183,9 +185,9 @@ std::shared_ptr<void> AllocateFromMxnet(const Device& device, MemoryKind kind, s
 // run on, and the process hangs or aborts. Handlers run in the reverse order of registration, so
 // this handler runs first, and MXNet is idle afterwards.
 //
-// os.fork() calls handlers with the GIL, when no thread can queue the work that an operator waits
-// for. So Python first calls WaitBeforeFork without the GIL, and the handler remains for forks that
-// Python does not see.
+// os.fork() calls handlers while it holds the GIL, so no thread can queue the work that an operator
+// waits for. So Python first calls WaitBeforeFork without the GIL, and the handler remains for
+// forks that Python does not see.
 
 void WaitBeforeFork() {
   // WaitAll clears pending array errors, so later reads do not raise them. A failed layer keeps its
