@@ -1,8 +1,8 @@
 """Programs of one device run on several after make_parallel, with the same results.
 
-Plain MXNet on one device gives the right results: losses, gradients, parameters. A
-random program draws what its net, its loss and its steps hold.
-GLUON_SYNCBN_PROGRAMS=10000 runs so many.
+Plain MXNet on one device gives the right results: losses, gradients, parameters. The
+net, the loss and the steps of a program are random. GLUON_SYNCBN_PROGRAMS=10000 runs
+10000 programs.
 """
 
 import os
@@ -41,7 +41,7 @@ from support.nets import (
 
 SEEDS = range(int(os.environ.get("GLUON_SYNCBN_PROGRAMS", 60)))
 
-# Changes of parameters or gradients after each backward, besides a step.
+# Actions after each backward, with a step of the trainer or in place of it.
 CHANGES = (
     *("nothing", "clip", "reduce and clip", "set_data", "in place", "kept arrays"),
     *("average", "load", "own optimizer"),
@@ -51,19 +51,19 @@ CHANGES = (
 @dataclass
 class Program:
     contexts: int
-    mode: str  # the net's children have it
+    mode: str  # the body of the net has it
     rows: list  # one number for each step
     change: str
-    inputs: str  # the grad_req of inputs, or "last", "none" for those that have one
+    inputs: str  # inputs with a gradient: "none", "last", else all with this grad_req
     calls: str  # "once", "twice", or "fed back" through another net
     is_doubled: bool  # the result holds an array twice
-    branches: bool  # rows without a label have no graph
-    decays: bool  # the loss holds all parameters
+    branches: bool  # a shard whose labels are all 0 has no graph
+    decays: bool  # the loss has the squares of all parameters
     accumulates: bool  # grad_req="add"
-    is_elsewhere: bool  # the last context clips gradients and updates
+    clips_on_last: bool  # gradients are clipped under the last context
     leaves_head: bool  # the last layer is used in the first step only
-    later: int  # the step before which a norm is added
-    frozen: int  # the step before which the first layer is frozen
+    later: int  # the step before which a layer is added; 0 for none
+    frozen: int  # the step before which the first weight is frozen
 
 
 def draw(rng):
@@ -83,7 +83,7 @@ def draw(rng):
 
 
 def norm_of(program):
-    """Return no norm if it is used twice: only ours updates its statistics twice.
+    """Return a Dense for two uses: nn.BatchNorm updates statistics in reverse order.
 
     A norm on a branch needs a backward on each device.
     """
@@ -139,8 +139,8 @@ def results_of(program, contexts):
             net.body[0].weight.grad_req = "null"
         net.has_head = not (program.leaves_head and step)
         found += step_of(program, net, other, step, rows)
-        is_elsewhere = contexts and program.is_elsewhere and "clip" in program.change
-        with contexts[-1] if is_elsewhere else mx.cpu():
+        on_last = contexts and program.clips_on_last and "clip" in program.change
+        with contexts[-1] if on_last else mx.cpu():
             found += change(program, net, trainer, kept)
     mx.nd.waitall()
     return [*found, prediction(net), *state_of(*nets)]
@@ -149,7 +149,7 @@ def results_of(program, contexts):
 def step_of(program, net, other, step, rows):
     x, label = array(X[:rows]), array([float(k >= rows // 2) for k in range(rows)])
     factor, kind = array([0.5]), program.inputs
-    own = [] if program.branches else [label]  # rows without a graph have none
+    own = [] if program.branches else [label]  # no gradient without a graph
     variables = {"none": [], "last": own}.get(kind, [x, factor, *own])
     if kind == "last":
         x.attach_grad("null")
@@ -157,9 +157,9 @@ def step_of(program, net, other, step, rows):
         variable.attach_grad("add" if kind == "add" else "write")
         variable.grad[:] = 0.25
     with autograd.record():
-        net.scale[:] = step + 1  # refused while the array is in a graph
+        net.scale[:] = step + 1  # MXNet raises if it is still in a graph
         loss = (x * 10).sum()
-        if program.decays:  # before the call, in which ours update running statistics
+        if program.decays:  # before the call, which updates running statistics
             parameters = net.collect_params().values()
             loss = loss + sum((p.data() ** 2).sum() for p in parameters)
         y, others = net(x if kind == "last" else x * factor, label)
@@ -226,7 +226,7 @@ def average(net, parameters):
 
 
 def clip_gradients(parameters):
-    """As gluon.utils.clip_global_norm, which is for float32 alone."""
+    """Set the global norm to 0.5; gluon.utils.clip_global_norm needs float32."""
     gradients = [parameter.grad() for parameter in parameters]
     norm = sum((gradient.asnumpy() ** 2).sum() for gradient in gradients) ** 0.5
     for gradient in gradients:
@@ -245,7 +245,7 @@ def test_random_program(seed):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("count", [1, 3])
 def test_trains_and_predicts_like_one_device(count, mode):
-    """A batch has fewer rows than there are devices."""
+    """The last batch has one row, fewer than three devices."""
     results = []
     for contexts in cpus(count), None:
         net = started(Normalized(), contexts, mode)
@@ -280,7 +280,7 @@ def test_plain_loop_whose_loss_reads_inputs_and_parameters(mode):
 
 
 class OfHorovod(Trainer):
-    """Sums the first device's gradients over processes, as Horovod's trainer does."""
+    """Doubles the first device's gradients, as Horovod's sum over two processes."""
 
     def _allreduce_grads(self):
         for parameter in self._params:
@@ -295,7 +295,7 @@ TRAINERS = {
     "a kvstore": (Trainer, {"kvstore": mx.kv.create("local")}),
     "of Horovod": (OfHorovod, {"kvstore": None}),
 }
-# One draws random numbers, and one counts all its updates.
+# sgld draws random numbers; nadam counts all its updates.
 OPTIMIZERS = "adam", "nadam", "sgld", "signum", "ftml"
 
 
@@ -318,7 +318,7 @@ def test_trainer(kind, optimizer):
 
 
 BOTH, ONE = cpus(2), cpus(1)
-CHANGES_OF_CONTEXTS = {  # and the contexts of the loop before and after
+CHANGES_OF_CONTEXTS = {  # the change, and the loop's contexts before and after it
     "becomes parallel": (partial(make_parallel, ctx=BOTH), BOTH, ONE),
     "moves": (partial(make_parallel, ctx=BOTH, reset_ctx=True), ONE, ONE),
     "stops": (revert_parallel, ONE, BOTH),
@@ -335,9 +335,9 @@ def test_momentum_stays_when_a_net_becomes_parallel_or_stops(kind):
             move(net, before)
         settings = {"learning_rate": 0.01, "momentum": 0.9}
         trainer = Trainer(net.collect_params(), "sgd", settings)
-        for contexts in before, before, after, after:
-            if contexts is after and change:
-                change = change(net) and None
+        for step, contexts in enumerate((before, before, after, after)):
+            if step == 2 and change:
+                change(net)
             with autograd.record():
                 shards = gluon.utils.split_and_load(array(X), contexts)
                 losses = [(net(x) ** 2).sum() for x in shards]
