@@ -1,7 +1,7 @@
-"""The layer where random programs do not go: other shapes, numbers, calls and mistakes.
+"""Shapes, numbers, calls and mistakes that random programs of the layer do not cover.
 
 Random programs (tests/parallel/test_random_programs.py) compare y, dx, dgamma, dbeta
-and running statistics with the float64 oracle for every combination of arguments.
+and running statistics with the float64 oracle for random combinations of arguments.
 """
 
 import copy
@@ -64,7 +64,7 @@ def test_shards_of_different_spatial_sizes(devices):
 
 @pytest.mark.parametrize("function", ["identity", "leaky_relu"])
 def test_dgamma_of_a_constant_channel_is_zero(function):
-    """Rounding of y would be all that its x_hat consists of."""
+    """An x_hat that is computed from y would only be the rounding error of y."""
     layer = SyncBatchNorm(
         in_channels=1, activation=function, beta_initializer=mx.init.Constant(3.3)
     )
@@ -77,7 +77,7 @@ def test_dgamma_of_a_constant_channel_is_zero(function):
 
 
 def test_infinities_in_inference():
-    """The flat side of a ReLU removes them, as in MXNet."""
+    """A ReLU maps -inf to 0, and its gradient there is 0, as in MXNet."""
     x = nd.array(np.array([[-np.inf, np.inf, np.nan, -1]], "float32").T)
     for function, of_minus_infinity in ("relu", 0), ("leaky_relu", -np.inf):
         layer = SyncBatchNorm(num_devices=1, activation=function)
@@ -88,11 +88,11 @@ def test_infinities_in_inference():
         y.backward(nd.array(np.array([[1, 1, 1, np.inf]]).T))
         expected = [of_minus_infinity, np.inf, np.nan]
         np.testing.assert_array_equal(y.asnumpy()[:3, 0], expected)
-        slope = 0 if function == "relu" else np.inf  # times dy
-        assert x.grad.asnumpy()[3, 0] == slope
+        expected_dx = 0 if function == "relu" else np.inf
+        assert x.grad.asnumpy()[3, 0] == expected_dx
 
 
-def test_a_copy_has_its_own_group(devices):
+def test_a_copy_synchronizes_by_itself(devices):
     layer = SyncBatchNorm(in_channels=3)
     layer.initialize(ctx=devices.contexts)
     twin = copy.deepcopy(layer)
@@ -103,7 +103,7 @@ def test_a_copy_has_its_own_group(devices):
 
 
 def test_net_that_is_cast_after_it_ran():
-    """Symbols of parameters keep the dtype that these had when they were first used."""
+    """A parameter's symbol keeps the dtype of the parameter at its first use."""
     net = nn.HybridSequential()
     net.add(nn.Conv2D(4, 3), SyncBatchNorm(), nn.Conv2D(2, 3, activation="sigmoid"))
     net.initialize(mx.init.Xavier())
@@ -118,16 +118,16 @@ def test_net_that_is_cast_after_it_ran():
         assert_all_near(found[-1], found[0], "float64", 72, 72)
 
 
-KINDS = {"identity": None, "relu": None, "leaky_relu": 0.01}
+SLOPES = {"identity": None, "relu": None, "leaky_relu": 0.01}
 
 
-@pytest.mark.parametrize("function", KINDS)
+@pytest.mark.parametrize("function", SLOPES)
 def test_an_activation_stays_when_the_layer_is_frozen_or_reverted(function):
     layer = SyncBatchNorm(num_devices=1, activation=function)
     layer.initialize()
     x, limits = nd.array(X), (1e-5, 1e-5)
     y, text = layer(x).asnumpy(), repr(layer)
-    assert KINDS[function] is None or f"slope={KINDS[function]}" in text
+    assert SLOPES[function] is None or f"slope={SLOPES[function]}" in text
     with autograd.train_mode():
         freeze_statistics(layer)
         np.testing.assert_allclose(layer(x).asnumpy(), y, *limits)
@@ -140,10 +140,10 @@ def test_an_activation_stays_when_the_layer_is_frozen_or_reverted(function):
         np.testing.assert_array_equal(layer(x).asnumpy(), y)
 
 
-# ---- Mistakes: one sentence, as early as can be.
+# ---- Mistakes raise an error of one sentence as early as possible.
 
 
-def test_timeout_of_the_environment_is_a_positive_number():
+def test_timeout_in_an_environment_variable():
     program = "import gluon_syncbn; print(gluon_syncbn.get_timeout())"
     assert output_of(program, GLUON_SYNCBN_TIMEOUT="7.5") == "7.5\n"
     error = run_python(program, GLUON_SYNCBN_TIMEOUT="soon").stderr.splitlines()[-1]
@@ -151,7 +151,7 @@ def test_timeout_of_the_environment_is_a_positive_number():
 
 
 @pytest.mark.parametrize("seconds", [9.3e9, 1e10, 10**400, float("inf")])
-def test_timeout_beyond_all_bounds_means_never(seconds, devices):
+def test_huge_timeout_means_no_limit(seconds, devices):
     gluon_syncbn.set_timeout(seconds)
     for timeout in None, seconds:
         assert_trains(devices, make_layer(devices.contexts, timeout, num_devices=2))

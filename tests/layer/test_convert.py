@@ -68,9 +68,9 @@ def test_converts_an_initialized_net_in_place_and_back(mode, devices):
     assert converted is net and net.head is head is net.body[1] is net.layers[0]
     changed = [(a, b) for a, b in zip(original, kinds(net)) if a != b]
     assert [(a[0], "SyncBatchNorm") for a, _ in changed] == [b for _, b in changed]
-    settings, former = head._sync.settings, head._kwargs
+    settings, kept = head._sync.settings, head._kwargs
     assert settings.unbiased_running_var is True and settings.timeout == 7
-    assert (former["momentum"], former["eps"], former["fix_gamma"]) == (0.7, 1e-3, True)
+    assert (kept["momentum"], kept["eps"], kept["fix_gamma"]) == (0.7, 1e-3, True)
     assert net.body[2][0].beta.grad_req == "null"
     assert all((a == b).all() for a, b in zip(values(net), before))
     y = whole(devices.map(net, devices.split(batch())))
@@ -78,7 +78,7 @@ def test_converts_an_initialized_net_in_place_and_back(mode, devices):
     with autograd.record():
         devices.map(net, devices.split(batch()))
     mx.nd.waitall()
-    # Both shards are in them: the cached graph is the new one.
+    # Both shards are in the running means, so the cached graph is the new one.
     first, second = (value(head.running_mean, k) for k in range(2))
     assert (first == second).all() and abs(first).max() > 0
     assert revert_sync_batchnorm(net) is net
@@ -88,7 +88,7 @@ def test_converts_an_initialized_net_in_place_and_back(mode, devices):
 
 @pytest.mark.parametrize("mode", ["imperative", "static_shape"])
 def test_freezing_a_part_of_a_parallel_net(mode):
-    """Its graph was traced by the block around it."""
+    """The part runs in a graph that the net around it has traced."""
     net = nn.HybridSequential()
     for _ in range(2):
         net.add(nn.BatchNorm(in_channels=3), nn.Activation("relu"))
@@ -114,11 +114,11 @@ def test_freezing_a_part_of_a_parallel_net(mode):
     assert "BatchNorm" in found and "Custom" not in found
     freeze_statistics(net, False)
     assert changes(5) == [True, True]
-    check_replicas(net)  # they are synchronized again
+    check_replicas(net)  # the layers are synchronized again
 
 
 class Configured(nn.BatchNorm):
-    """A subclass that only sets arguments is plain."""
+    """A subclass that only sets arguments is converted."""
 
     def __init__(self, **options):
         super().__init__(momentum=0.5, **options)
@@ -136,10 +136,10 @@ class Called(nn.BatchNorm):
 
 @gluon_1_only("blocks have no hybrid_forward")
 def test_what_a_subclass_does_is_never_lost():
-    kinds = Configured, WithRelu, Called
+    classes = Configured, WithRelu, Called
     net = nn.Sequential(prefix="net_")
     options = {"in_channels": 3}
-    net.add(*(kind(prefix=f"{kind.__name__}_", **options) for kind in kinds))
+    net.add(*(cls(prefix=f"{cls.__name__}_", **options) for cls in classes))
     net.add(nn.BatchNorm(**options))
     net[3].hybrid_forward = lambda F, x, **parameters: x
     initialized(net)
@@ -151,7 +151,7 @@ def test_what_a_subclass_does_is_never_lost():
     facts = "WithRelu forward Called __call__ hybrid_forward".split()
     assert all(fact in text for fact in [*facts, net[3].name])
     assert "Configured" not in text
-    assert [type(layer) for layer in net][1:] == [*kinds[1:], nn.BatchNorm]
+    assert [type(layer) for layer in net][1:] == [*classes[1:], nn.BatchNorm]
     assert type(net[0]) is SyncBatchNorm and net[0]._kwargs["momentum"] == 0.5
     with autograd.record():
         np.testing.assert_allclose(net(batch()).asnumpy(), expected, 1e-4, 1e-5)
@@ -163,12 +163,12 @@ def test_other_settings_hold_without_a_new_trace(devices):
     set_mode(net, "hybridize")
     with autograd.record():
         for context in devices.contexts[:1] * 2 + devices.contexts[1:]:
-            net(batch().copyto(context)).wait_to_read()  # or both would be in use
+            net(batch().copyto(context)).wait_to_read()  # one context at a time
     graph, key = net._cached_op, net.head.key
     convert_sync_batchnorm(net, 2, timeout=60)
     with autograd.record():
         devices.map(net, devices.split(batch()))
-    mx.nd.waitall()  # they called it unequally often before
+    mx.nd.waitall()  # although cpu(0) has called the layers once more
     convert_sync_batchnorm(net, timeout=0.1)
     with pytest.raises(mx.MXNetError, match="for 1 of 2 devices"):
         with autograd.record():
@@ -191,8 +191,8 @@ def test_guards_are_chosen_by_one_inference(mode, guard):
     for _ in range(10):
         net.add(nn.Conv2D(3, 1), SyncBatchNorm())
     initialized(net)
-    count = {"autospec": True, "side_effect": infer}
-    with mock.patch.object(mx.sym.Symbol, "infer_shape_partial", **count) as inferred:
+    options = {"autospec": True, "side_effect": infer}
+    with mock.patch.object(mx.sym.Symbol, "infer_shape_partial", **options) as inferred:
         with mock.patch.object(graphs, "from_nodes", wraps=graphs.from_nodes) as made:
             with autograd.record():
                 set_mode(net, mode)(batch())

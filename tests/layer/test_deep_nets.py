@@ -83,7 +83,7 @@ def initial_net():
 
 
 def train(norm, rows, mode="imperative", dtype="float32"):
-    """Train on shards of so many rows; return outputs, gradients and parameters."""
+    """Train on shards of `rows`; return outputs, gradients and parameters."""
     net, contexts = (
         deep_net(functools.partial(norm, momentum=MOMENTUM)),
         cpus(len(rows)),
@@ -141,7 +141,7 @@ def test_gradients_in_blocked_layouts():
         differentiate(lambda: (top(net(x)) ** 2).sum())
         found = [summed_grad(net.weight), x.grad.asnumpy()]
         if number == 0:
-            right = found
+            expected = found
             gluon_syncbn.make_parallel(net, cpus(2))
         # Sums over 1620 pixels and 144 weights.
-        assert_all_near(found, right, "float32", 2000, 30)
+        assert_all_near(found, expected, "float32", 2000, 30)

@@ -94,17 +94,17 @@ class Nets:
             trains = kind in ("whole", "alone")
             assert np.array_equal(before, self.statistics()) != trains
             if not trains:
-                right = [
+                expected = [
                     reference.inference_forward(part, *IDENTITY, *statistics)
                     for part, statistics in zip(parts, before)
                 ]
             else:
                 together = [X] if kind == "whole" else parts
-                right = [reference.forward(x, *IDENTITY)[0] for x in together]
-            right = np.concatenate(right)
+                expected = [reference.forward(x, *IDENTITY)[0] for x in together]
+            expected = np.concatenate(expected)
             if self.activation in ("relu", "leaky_relu"):
-                right = reference.activate(right, self.activation, LEAKY["slope"])
-            assert_near(whole(ys), right, count=6, scale=10)
+                expected = reference.activate(expected, self.activation, LEAKY["slope"])
+            assert_near(whole(ys), expected, count=6, scale=10)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_a_net_without_batch_normalization(recwarn):
 
 
 @pytest.mark.parametrize(
-    "bad, words",
+    "bad, pattern",
     [
         (partial(node, name="bad", momentum=-0.1), "momentum .*bad.*-0.1"),
         (partial(nn.BatchNorm, axis=7, prefix="bad_"), "axis .*bad.*4.*7"),
@@ -233,12 +233,12 @@ def test_a_net_without_batch_normalization(recwarn):
 @pytest.mark.parametrize(
     "act", [convert_sync_batchnorm, partial(make_parallel, ctx=cpus(2))]
 )
-def test_a_bad_setting_changes_nothing(act, bad, words):
+def test_a_bad_setting_changes_nothing(act, bad, pattern):
     net, bad = nn.HybridSequential(), bad()
     net.add(nn.BatchNorm(), node(), bad, nn.BatchNorm())
     net.initialize(ctx=cpus(2))
     before = [type(child) for child in net], operators(net[1]), operators(bad)
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=pattern):
         act(net)
     assert before == ([type(child) for child in net], operators(net[1]), operators(bad))
 

@@ -33,7 +33,7 @@ LIMITS = {"count": np.prod(SHAPE), "scale": 10}
 
 
 def gpus(count):
-    """Return so many contexts; skip the test if MXNet cannot use them."""
+    """Return `count` contexts; skip the test if MXNet cannot use them."""
     try:
         there = mx.context.num_gpus()
     except mx.MXNetError:  # MXNet with CUDA, but no driver
@@ -93,15 +93,15 @@ def check_steps(net, contexts):
     nets = [make_net(cpus(1)), make_net(cpus(2)), net]
     for seed in range(3):
         queued = [queue(*pair, seed) for pair in zip(nets, places)]
-        right, *others = [results(*step) for step in queued]
+        expected, *others = [results(*step) for step in queued]
         for found in others:
-            assert_all_near(found, right, **LIMITS)
+            assert_all_near(found, expected, **LIMITS)
     x = [np.random.default_rng(9).normal(size=SHAPE)]
-    right, found = (
+    expected, found = (
         nets[0](*put(x, cpus(1), "float64")),
         net(*put(x, contexts, "float64")),
     )
-    assert_all_near([found.asnumpy()], [right.asnumpy()], **LIMITS)
+    assert_all_near([found.asnumpy()], [expected.asnumpy()], **LIMITS)
 
 
 @pytest.mark.parametrize("mode", MODES)

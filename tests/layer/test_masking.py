@@ -80,8 +80,8 @@ def test_equals_a_batch_of_the_valid_elements(
     arrays = [np.moveaxis(np.concatenate(shards), axis, -1) for shards in found]
     one, plain = Devices(mx.cpu()), make_layer(cpus(1), **options)
     batch = [put([np.moveaxis(v, axis, -1)[mask]], cpus(1), "float64") for v in (x, dy)]
-    right = [shard for (shard,) in train_step(one, plain, *batch)]
-    assert_all_near([array[mask] for array in arrays], right, *LIMITS)
+    expected = [shard for (shard,) in train_step(one, plain, *batch)]
+    assert_all_near([array[mask] for array in arrays], expected, *LIMITS)
     assert not any(array[~mask].any() for array in arrays)
     assert_all_near(state_of(layer), state_of(plain), *LIMITS)
 

@@ -1,4 +1,4 @@
-"""Batches that are not finite, or have one value: what they leave, and reports."""
+"""Statistics and messages after batches that are not finite or have one value."""
 
 import re
 
@@ -24,7 +24,7 @@ def spoiled(bad, row):
     return x
 
 
-def made(devices, **options):
+def make_layer(devices, **options):
     layer = SyncBatchNorm(in_channels=3, **prefixed("norm_"), **options)
     layer.initialize(ctx=devices.contexts)
     return layer
@@ -36,50 +36,50 @@ def call(devices, layer, x):
     return np.concatenate([y.asnumpy() for y in ys])
 
 
-def assert_running(layer, devices, mean, var):
-    for parameter, right in (layer.running_mean, mean), (layer.running_var, var):
+def assert_statistics(layer, devices, mean, var):
+    for parameter, expected in (layer.running_mean, mean), (layer.running_var, var):
         for k in range(len(devices)):
-            size = {"count": 24, "scale": abs(right).max()}
-            assert_near(value(parameter, k), right, **size)
+            size = {"count": 24, "scale": abs(expected).max()}
+            assert_near(value(parameter, k), expected, **size)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_momentum_0_forgets(bad, devices):
-    """0 * NaN is NaN, and so is what the statistics were set to."""
+def test_weight_0_excludes_nan(bad, devices):
+    """A weight of 0 must drop a NaN, although 0 * NaN is NaN."""
     _, mean, var, _ = reference.forward(GOOD, np.ones(3), np.zeros(3))
-    layer = made(devices, momentum=0)
+    layer = make_layer(devices, momentum=0)
     y = call(devices, layer, spoiled(bad, 1))
     assert np.isnan(y[:, 1]).all() and np.isfinite(y[:, [0, 2]]).all()
     assert np.isnan(value(layer.running_var, 1)[1])
     call(devices, layer, GOOD)
-    assert_running(layer, devices, mean, var)
-    layer = made(devices, momentum=1)
+    assert_statistics(layer, devices, mean, var)
+    layer = make_layer(devices, momentum=1)
     call(devices, layer, spoiled(bad, 1))
-    assert_running(layer, devices, np.zeros(3), np.ones(3))
+    assert_statistics(layer, devices, np.zeros(3), np.ones(3))
 
 
-# The variance of a batch with the last one is finite, but not in float32.
+# 1e21 gives a variance that is finite in float64 but not in float32.
 BAD = np.nan, np.inf, 1e21
 
 
 @pytest.mark.parametrize("bad", BAD)
 def test_skip(bad, devices):
-    layer = made(devices, momentum=0.5, nonfinite="skip")
+    layer = make_layer(devices, momentum=0.5, nonfinite="skip")
     _, mean, var, _ = reference.forward(GOOD, np.ones(3), np.zeros(3))
     call(devices, layer, GOOD)
     y = call(devices, layer, spoiled(bad, 0))
     assert np.isfinite(y[:, [0, 2]]).all()
-    assert_running(layer, devices, mean / 2, (1 + var) / 2)
+    assert_statistics(layer, devices, mean / 2, (1 + var) / 2)
 
 
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("row, device", [(0, "cpu(0)"), (3, "cpu(1)")])
 def test_raise_names_the_shard(row, device, bad, devices):
-    layer = made(devices, nonfinite="raise")
+    layer = make_layer(devices, nonfinite="raise")
     call(devices, layer, GOOD)
     before = value(layer.running_mean)
-    words = f"'{layer.name}', forward.*channel 1.*{re.escape(device)}"
-    with pytest.raises(mx.MXNetError, match=words):
+    pattern = f"'{layer.name}', forward.*channel 1.*{re.escape(device)}"
+    with pytest.raises(mx.MXNetError, match=pattern):
         call(devices, layer, spoiled(bad, row))
     gluon_syncbn.recover()
     assert (value(layer.running_mean) == before).all()
@@ -87,22 +87,21 @@ def test_raise_names_the_shard(row, device, bad, devices):
 
 
 @pytest.mark.parametrize(
-    "values, words",
+    "values, pattern",
     [
         ((-1e20, 1e20, 1e20), "whole batch.*finite"),
-        # The layer is gone then, but not the error of the other shard.
         ((np.nan, 1, np.nan), r"channel 1.*cpu\([01]\)"),
     ],
 )
-def test_shards_that_are_finite_each_or_not_at_all(values, words, devices):
+def test_all_or_no_shards_are_finite(values, pattern, devices):
     x = GOOD.copy()
     x[:, 1], x[0, 1], x[4, 1] = values[1], values[0], values[2]
-    with pytest.raises(mx.MXNetError, match=words):
-        call(devices, made(devices, nonfinite="raise"), x)
+    with pytest.raises(mx.MXNetError, match=pattern):
+        call(devices, make_layer(devices, nonfinite="raise"), x)
     gluon_syncbn.recover()
 
 
-def test_of_a_whole_net(devices):
+def test_raise_in_a_parallel_net(devices):
     net = make_parallel(nn.BatchNorm(), devices.contexts, nonfinite="raise")
     net.initialize()
     with pytest.raises(mx.MXNetError, match=r"channel 1.*cpu\(\d\)"):
@@ -110,7 +109,7 @@ def test_of_a_whole_net(devices):
             net(nd.array(spoiled(np.nan, 0))).wait_to_read()
 
 
-def test_one_value_per_channel_is_told_once(capfd):
+def test_one_value_per_channel_warns_once(capfd):
     layer = SyncBatchNorm(in_channels=3)
     layer.initialize()
     for rows in 2, 1, 1:

@@ -1,4 +1,4 @@
-"""SymbolBlocks: layers that are nodes in a graph, made as ours or converted."""
+"""SymbolBlocks: layers that are nodes in a graph, of SyncBatchNorm or converted."""
 
 import copy
 import warnings
@@ -164,7 +164,7 @@ def test_a_graph_with_a_mask():
 
 def test_numpy_semantics(tmp_path):
     x = np.random.default_rng(0).normal(3, 2, (6, 3))
-    right = reference.forward(x, np.ones(3), np.zeros(3))[0]
+    expected = reference.forward(x, np.ones(3), np.zeros(3))[0]
     with mx.util.np_shape(True), mx.util.np_array(True):
         net = nn.HybridSequential()
         net.add(nn.BatchNorm(in_channels=3))
@@ -184,4 +184,4 @@ def test_numpy_semantics(tmp_path):
             freeze_statistics(net, frozen)
             with autograd.record():
                 y = net(mx.np.array(x, dtype="float64"))
-            assert_near(y.asnumpy(), right, "float64", 6, scale=10)
+            assert_near(y.asnumpy(), expected, "float64", 6, scale=10)
