@@ -1,4 +1,4 @@
-"""The CUDA half on machines without a GPU: it compiles and loads.
+"""The build of the CUDA kernels: architectures, no spills, an error without nvcc.
 
 tests/cpp runs the kernels on an emulated GPU; test_build.py builds without CUDA.
 """
@@ -17,13 +17,14 @@ SOURCES = sorted((ROOT / "src/kernels/cuda").glob("*.cu"))
 # The library's objects; src/keep_report.sh keeps ptxas's report beside each.
 BUILT = ROOT / "build/native/CMakeFiles/gluon_syncbn_objects.dir/kernels/cuda"
 
-# The build takes the first of each generation that nvcc knows; its code runs on all.
+# The build takes each generation's first architecture that nvcc knows. Its code runs on
+# the later ones of that generation.
 GENERATIONS = {5, 6, 7, 8, 9}
 
 
 @pytest.fixture(scope="module")
 def nvcc(tmp_path_factory):
-    """The one of PATH, asked first: an old one has no C++17, or refuses this g++."""
+    """Return PATH's nvcc, or skip: an old one has no C++17, or refuses this g++."""
     path = shutil.which("nvcc")
     if path is None:
         pytest.skip("there is no nvcc on PATH")
@@ -38,7 +39,7 @@ def nvcc(tmp_path_factory):
 
 @pytest.mark.skipif(
     bool({"GLUON_SYNCBN_CUDA", "CUDAARCHS"} & set(os.environ)),
-    reason="CUDA is left out, or its architectures are chosen by hand",
+    reason="GLUON_SYNCBN_CUDA or CUDAARCHS is set",
 )
 def test_library_has_an_architecture_of_each_generation(nvcc):
     *real, virtual = gluon_syncbn.features()["cuda_architectures"]
@@ -55,7 +56,7 @@ def test_library_has_an_architecture_of_each_generation(nvcc):
 )
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
 def test_no_local_memory(source):
-    """Registers suffice: what spills is slow, and grows unseen with a change."""
+    """No register spills: a spill is slow, and a change can add one unseen."""
     report = (BUILT / f"{source.name}.o.txt").read_text()
     kernels = re.findall(r"Compiling entry function '\w+' for '(\w+)'", report)
     built_for = gluon_syncbn.features()["cuda_architectures"]

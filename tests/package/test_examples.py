@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from support.helpers import NAMES_OF_NUMPY, ROOT, run_tool
+from support.helpers import RESTORE_NUMPY_NAMES, ROOT, run_tool
 from support.mpi import launcher, needs_mpi
 
 EXAMPLES = ROOT / "examples"
@@ -74,7 +74,7 @@ def test_several_processes_learn_digits(tmp_path):
 def test_what_is_deployed_needs_no_gluon_syncbn(tmp_path, monkeypatch):
     assert max(differences(run("deploy", tmp_path))) < 1e-5
     monkeypatch.delenv("PYTHONPATH")
-    program = NAMES_OF_NUMPY + (
+    program = RESTORE_NUMPY_NAMES + (
         "import sys; sys.modules['gluon_syncbn'] = None; import mxnet as mx;"
         "net = mx.gluon.SymbolBlock.imports("
         "'digits-symbol.json', ['data'], 'digits-0000.params');"

@@ -1,9 +1,9 @@
-"""The import changes nothing of MXNet, nor nets that have no layer of ours."""
+"""Importing gluon_syncbn changes neither MXNet nor nets without its layers."""
 
-from support.helpers import NAMES_OF_NUMPY, output_of
+from support.helpers import RESTORE_NUMPY_NAMES, output_of
 
 PROGRAM = (
-    NAMES_OF_NUMPY
+    RESTORE_NUMPY_NAMES
     + """
 import os, signal, sys
 import mxnet as mx
@@ -52,16 +52,16 @@ def train(norm=nn.BatchNorm):
     values = [p.data().asnumpy().tobytes() for p in net.collect_params().values()]
     return b"".join(values).hex(), vars(trainer).keys()
 
-if sys.argv[1] == "beside":
-    _, methods = train()  # starts MXNet's threads
+if sys.argv[1] == "with":
+    _, old_attributes = train()  # starts MXNet's threads
     before = state()
     import gluon_syncbn
     check(before, "importing")
     weights, attributes = train()
-    assert attributes == methods
-    check(before, "training beside us")
+    assert attributes == old_attributes
+    check(before, "training without our layers")
     train(gluon_syncbn.SyncBatchNorm)
-    assert train() == (weights, methods)
+    assert train() == (weights, attributes)
 else:
     weights, _ = train()
 print(weights)
@@ -70,5 +70,5 @@ print(weights)
 
 
 def test_nothing_changes_for_other_nets():
-    """Their bits are those that they have without us."""
-    assert output_of(PROGRAM, "beside") == output_of(PROGRAM, "alone")
+    """Their trained weights are bitwise the same without gluon_syncbn."""
+    assert output_of(PROGRAM, "with") == output_of(PROGRAM, "without")

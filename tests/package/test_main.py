@@ -39,7 +39,7 @@ def test_it_prints_the_causes_of_a_wait(capsys):
 
 
 def test_sources_that_were_not_built_say_so(tmp_path, monkeypatch):
-    """As in a clone after `pip install .`, because Python looks in its folder first."""
+    """As in a clone after `pip install .`: Python imports from the current folder."""
     shutil.copytree(
         Path(gluon_syncbn.__file__).parent,
         tmp_path / "gluon_syncbn",
@@ -52,14 +52,14 @@ def test_sources_that_were_not_built_say_so(tmp_path, monkeypatch):
     assert str(tmp_path / "gluon_syncbn") in sentence
 
 
-def test_a_library_of_other_sources_is_named(monkeypatch):
+def test_a_library_of_other_sources_is_refused(monkeypatch):
     """As after a pull, where an editable installation was not built again."""
     monkeypatch.setenv("GLUON_SYNCBN_LIBRARY", _ctypes.__file__)
     with pytest.raises(ImportError, match="`pip install --no-build-isolation -e"):
         library.load.__wrapped__()
 
 
-DAMAGE = {
+DAMAGE = {  # a word of the error, and what causes it
     "not a library": lambda content: b"text\n" * 100,
     "end": lambda content: content[: len(content) // 2],
     "ELF": lambda content: content[:4] + b"\1" + content[5:],
@@ -71,23 +71,23 @@ def test_a_damaged_library_is_not_loaded(fault, tmp_path, monkeypatch):
     file = tmp_path / "damaged.so"
     file.write_bytes(DAMAGE[fault](library.path().read_bytes()))
     monkeypatch.setenv("GLUON_SYNCBN_LIBRARY", str(file))
-    words = rf"damaged.so.*{fault}.*`pip"
-    with pytest.raises(ImportError, match=words):
+    pattern = rf"damaged.so.*{fault}.*`pip"
+    with pytest.raises(ImportError, match=pattern):
         library.load.__wrapped__()
 
 
 def test_an_unknown_instruction_set_is_refused(monkeypatch):
     monkeypatch.setenv("GLUON_SYNCBN_INSTRUCTION_SET", "avx9000")
-    words = "GLUON_SYNCBN_INSTRUCTION_SET.*'avx2'.*'avx512'.*'avx9000'"
-    with pytest.raises(ValueError, match=words):
+    pattern = "GLUON_SYNCBN_INSTRUCTION_SET.*'avx2'.*'avx512'.*'avx9000'"
+    with pytest.raises(ValueError, match=pattern):
         library.load.__wrapped__()
 
 
 def test_types_of_native_functions_are_compared():
-    """ctypes would call them with other ones, and corrupt memory."""
+    """A function that is called with wrong types would corrupt memory."""
     file, wrong = library.path(), {"gluon_syncbn_set_timeout": (None, [ctypes.c_int])}
-    words = "gluon_syncbn_set_timeout.*void int4.*void float8"
-    with pytest.raises(ImportError, match=words):
+    pattern = "gluon_syncbn_set_timeout.*void int4.*void float8"
+    with pytest.raises(ImportError, match=pattern):
         library.declare(ctypes.CDLL(str(file)), file, wrong)
 
 

@@ -39,7 +39,7 @@ def test_a_missing_mxnet_is_named_with_its_fix(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "library, words",
+    "library, pattern",
     [
         ("libcudnn.so.8", "ImportError: .*`pip install '.\\[cuda\\]'`"),
         ("libcuda.so.1", "ImportError: .*driver"),
@@ -47,10 +47,10 @@ def test_a_missing_mxnet_is_named_with_its_fix(tmp_path):
         ("libopenblas.so.0", "OSError: "),  # MXNet's own error
     ],
 )
-def test_a_missing_library_is_named_with_its_fix(tmp_path, library, words):
+def test_a_missing_library_is_named_with_its_fix(tmp_path, library, pattern):
     error = f"raise OSError('{library}: cannot open shared object file')"
     text = import_beside(tmp_path, error)
-    assert re.match(words, text) and library in text
+    assert re.match(pattern, text) and library in text
 
 
 def test_names_that_numpy_has_are_left_alone():
