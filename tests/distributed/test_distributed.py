@@ -125,8 +125,8 @@ own = [list(sampler) for epoch in range(3)]
 losses = MPI.COMM_WORLD.allreduce(train(ours, trainer, own))
 shards = zip(*MPI.COMM_WORLD.allgather(own))  # of both ranks, by epoch
 whole = [[a + b for a, b in zip(*both)] for both in shards]
-right = train(plain, single, whole)
-np.testing.assert_allclose(losses, right, rtol=1e-9)
+expected = train(plain, single, whole)
+np.testing.assert_allclose(losses, expected, rtol=1e-9)
 values = [p.data().asnumpy() for p in ours.collect_params().values()]
 for value, other in zip(values, plain.collect_params().values()):
     np.testing.assert_allclose(value, other.data().asnumpy(), rtol=1e-7, atol=1e-9)

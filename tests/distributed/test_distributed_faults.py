@@ -94,11 +94,11 @@ assert 'no such sample' in error_of(step)
     run_ranks(2, NET + program)
 
 
-def test_an_error_of_mpi_is_told_and_no_crash():
+def test_an_error_of_mpi_is_raised_without_a_crash():
     program = """
 from gluon_syncbn.native.processes import world
 step()
-if rank == 1:  # longer than any message of ours
+if rank == 1:  # longer than any message of the package
     world().comm.Send(np.zeros(2**24 + 1, np.uint8), 0)
 for _ in range(2):
     assert 'MPI_Test failed' in error_of(step)

@@ -245,11 +245,11 @@ def test_a_thread_does_not_wait_for_ever_for_its_turn(devices):
     gluon_syncbn.set_timeout(0.2)
     begun, end = threading.Event(), threading.Event()
 
-    def until_told():
+    def until_end():
         begun.set()
         end.wait()
 
-    thread = threading.Thread(target=lambda: devices.map(until_told))
+    thread = threading.Thread(target=lambda: devices.map(until_end))
     thread.start()
     begun.wait()
     try:

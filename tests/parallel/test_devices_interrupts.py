@@ -64,7 +64,7 @@ class Raised(Exception):
 
 
 class SignalAt:
-    """Sends a signal before an operation of Python, counted in ours and some others."""
+    """Sends a signal before an operation of Python, counted in our files and FILES."""
 
     FOLDER = os.path.dirname(gluon_syncbn.__file__)
     FILES = contextlib.__file__, gluon.trainer.__file__

@@ -118,8 +118,8 @@ def test_more_devices_than_contexts(devices):
 def test_one_device_on_two_contexts(devices):
     """Each would normalize its own shard, until backward or the next step fails."""
     layer = make_layer(devices.contexts, num_devices=1)
-    words = r"num_devices must be 2 or None for a map over cpu\(0\), cpu\(1\), got 1"
-    with pytest.raises(ValueError, match=words), autograd.train_mode():
+    pattern = r"num_devices must be 2 or None for a map over cpu\(0\), cpu\(1\), got 1"
+    with pytest.raises(ValueError, match=pattern), autograd.train_mode():
         devices.map(layer, make_shards(devices))
     for context in devices.contexts:  # one after the other, as a net that moves
         with autograd.train_mode():
@@ -251,7 +251,7 @@ class Fails(autograd.Function):
 
 @pytest.mark.timeout(60)
 def test_an_operator_completes_with_the_error_of_another_one():
-    """The other one is a user's function that completes later. Ours is not taken."""
+    """The other one is a user's function, so no operator takes the layer's error."""
     contexts = cpus(2, 1)
     elsewhere = nd.ones((2, 3), ctx=mx.cpu(5))
     elsewhere.attach_grad()

@@ -247,8 +247,8 @@ def test_net_that_reads_a_variable_that_is_no_argument(way):
     else:
         delta.attach_grad()
     net = started(Reads(delta), cpus(2))
-    words = rf"'given' .*{net.name}"
-    with pytest.raises(ValueError, match=words), autograd.record():
+    pattern = rf"'given' .*{net.name}"
+    with pytest.raises(ValueError, match=pattern), autograd.record():
         if way == "recorded":
             net.given = delta * 2
         net(array(X))
@@ -330,18 +330,18 @@ def test_head_gradient_of_another_form(rows, dtype, devices):
     net, x = one_weight(devices.contexts), column(1, 2)
     with autograd.record():
         y = net(x)
-    words = rf"head 0.*\(2, 1\).*float32.*\({rows}, 1\).*{dtype}"
+    pattern = rf"head 0.*\(2, 1\).*float32.*\({rows}, 1\).*{dtype}"
     gradient = nd.ones((rows, 1), dtype=dtype)
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=pattern):
         y.backward(gradient)
-    with pytest.raises(ValueError, match=words.replace("head 0", "head 1")):
+    with pytest.raises(ValueError, match=pattern.replace("head 0", "head 1")):
         autograd.backward([y, y], [None, gradient])
     y.backward(nd.ones((2, 1)))
     assert weight_gradient(net) == 3
 
 
 @pytest.mark.parametrize(
-    "outputs, words",
+    "outputs, pattern",
     [
         (lambda x: [x.mean()] * 2, r"2 rows.*\(1?,?\).*cpu\(0\)"),
         (lambda x: ([x], [x, x]), r"float32 \(\*, 1\).*cpu\(1\)"),
@@ -350,8 +350,8 @@ def test_head_gradient_of_another_form(rows, dtype, devices):
         (lambda x: (x, x.astype("float64")), r"float32.* float64"),
     ],
 )
-def test_outputs_that_cannot_be_joined(outputs, words, devices):
+def test_outputs_that_cannot_be_joined(outputs, pattern, devices):
     net = nn.Lambda(lambda x: outputs(x)[x.context.device_id])
     net, x = make_parallel(net, devices.contexts), column(1, 2, 3)
-    with pytest.raises(ValueError, match=words), autograd.record():
+    with pytest.raises(ValueError, match=pattern), autograd.record():
         net(x)

@@ -1,4 +1,4 @@
-"""A process forks and exits without a hang while operators of ours are in flight.
+"""A process forks and exits without a hang while the layer's operators are in flight.
 
 MXNet's exit and fork handlers stop the threads of custom operators before they wait for
 work, see src/mxnet/engine.cc and failures.py.
@@ -162,8 +162,8 @@ def run(body):
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_exits_and_forks(name):
     errors = run(PROGRAMS[name])
-    is_told = "before a fork: " in errors
-    assert is_told == name.startswith("a failure before a fork")
+    is_printed = "before a fork: " in errors
+    assert is_printed == name.startswith("a failure before a fork")
     # MXNet's own text begins with the class since 1.7.
     assert "MXNetError" not in errors.replace("before a fork: MXNetError", "")
 

@@ -2,8 +2,8 @@
 
 Before each step the oracle is given the program's own parameters, statistics and
 gradients, so that each step is compared independently. hypothesis reduces a program
-that fails, and prints it. GLUON_SYNCBN_PROGRAMS=10000 runs so many, and other ones each
-time.
+that fails, and prints it. GLUON_SYNCBN_PROGRAMS=10000 runs 10000 programs, which
+differ each time.
 """
 
 import os

@@ -187,7 +187,7 @@ def read(batches):
 
 @pytest.mark.filterwarnings("ignore:.*sync_bn=False")
 @pytest.mark.parametrize(
-    "batches, error, words",
+    "batches, error, pattern",
     [
         (["gone"], KeyError, "gone"),
         ([X, X[:, :2]], ValueError, "3 channels"),
@@ -197,12 +197,12 @@ def read(batches):
     ],
 )
 @pytest.mark.parametrize("norm", [SyncBatchNorm, nn.BatchNorm])
-def test_an_error_changes_nothing(norm, batches, error, words, devices):
+def test_an_error_changes_nothing(norm, batches, error, pattern, devices):
     net = small_net(norm)
     net.initialize(ctx=devices.contexts)
     net = make_parallel(net, devices.contexts, sync_bn=False)
     before = [statistics(net, k) for k in (0, 1)]
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=pattern):
         recompute_statistics(net, read([X, *batches] if batches else []))
     for k in (0, 1):
         for now, then in zip(statistics(net, k), before[k]):
