@@ -24,12 +24,12 @@ from support import reference
 from support.nd import nd
 
 ROOT = Path(__file__).resolve().parents[2]
-# Code for a program without the package: MXNet reads names that newer NumPys lack.
-NAMES_OF_NUMPY = (
+# A program without the package runs it: MXNet reads names that newer NumPys lack.
+RESTORE_NUMPY_NAMES = (
     f"import runpy; runpy.run_path({str(ROOT / 'gluon_syncbn' / 'compat.py')!r})\n"
 )
-# The package, and what pyproject.toml adds for pytest, for programs of their own.
-PATH = os.pathsep.join(str(ROOT / folder) for folder in ("", "tests", "scripts"))
+# PYTHONPATH of programs that tests start: the package and pyproject.toml's folders.
+ROOTS = os.pathsep.join(str(ROOT / folder) for folder in ("", "tests", "scripts"))
 
 # Arguments of hybridize for each mode of a Gluon net; None is imperative.
 MODES = {
@@ -114,7 +114,7 @@ def copy_parameters(net, *others):
     for other in others:
         pairs = zip(other.collect_params().values(), net.collect_params().values())
         for parameter, given in pairs:
-            parameter.set_data(given.data().copy())  # kept until the first call, maybe
+            parameter.set_data(given.data().copy())  # may be kept: no shape yet
 
 
 def value(parameter, index=0):
@@ -127,7 +127,7 @@ def values(net, index=0):
 
 
 def summed_grad(parameter):
-    """Return the gradient of the whole batch; each device of a parallel net has it."""
+    """Return the whole batch's gradient: a parallel net's, else the devices' sum."""
     first, *others = (g.asnumpy().astype(np.float64) for g in parameter.list_grad())
     if is_summed(parameter):
         assert all((other == first).all() for other in others)
@@ -144,7 +144,7 @@ def assert_near(
 
 
 def assert_all_near(results, expected, dtype="float64", count=1, scale=1.0):
-    """Compare lists; an array's terms are `scale` times its largest value, or 1."""
+    """Compare lists; sums have terms up to `scale` times the largest value (or 1)."""
     assert len(results) == len(expected)
     for result, right in zip(results, expected):
         largest = max(1.0, abs(right).max())
@@ -162,26 +162,26 @@ def operators(net, x=None):
 
 
 def imported(path, *inputs, epoch=0, ctx=None):
-    """Return the files that `export` has written as a block; its input is "data"."""
+    """Load the files of `export` as a block. `inputs` defaults to "data"."""
     symbol, parameters = f"{path}-symbol.json", f"{path}-{epoch:04d}.params"
     return SymbolBlock.imports(symbol, inputs or ["data"], parameters, ctx)
 
 
-_written = []
+_kept = []  # arrays whose id is in use
 
 
 @CFUNCTYPE(None, c_void_p, c_void_p)
 def _write_two(_, array):
-    time.sleep(0.2)  # a reader that does not wait for all work reads meanwhile
+    time.sleep(0.2)  # meanwhile a test that does not wait would read
     cast(array, py_object).value[:] = 2
 
 
 def write_from_within(array):
-    """Let running work that only reads an array queue a write of 2s to it.
+    """Queue work that reads an array and queues a write of the number 2 to it.
 
     oneDNN's convolution changes the layout of its weight like that in inference.
     """
-    _written.append(array)
+    _kept.append(array)
     push(_write_two, id(array), array.context, [array])
 
 
@@ -189,7 +189,7 @@ def run_python(code, *arguments, timeout=60, **environment):
     """Run a program with the import path of the tests."""
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": PATH, **environment},
+        env={**os.environ, "PYTHONPATH": ROOTS, **environment},
         capture_output=True,
         text=True,
         timeout=timeout,

@@ -15,7 +15,7 @@ import gluon_syncbn
 
 import pytest
 
-from support.helpers import PATH
+from support.helpers import ROOTS
 
 # A rank ends after that; a wait for others that would hang ends earlier.
 SECONDS = 90
@@ -88,7 +88,7 @@ def start(ranks, body, *arguments, init=INIT, alive_until=None, **environment):
         program = ["sh", "-c", wait, "sh", *program]
     return subprocess.Popen(
         launcher(ranks, alive_until is not None) + program,
-        env={**os.environ, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1", **environment},
+        env={**os.environ, "PYTHONPATH": ROOTS, "OMP_NUM_THREADS": "1", **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
