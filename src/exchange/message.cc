@@ -13,7 +13,7 @@ namespace syncbn {
 namespace {
 
 constexpr uint64_t kMark = 0x53424e38;            // change it with the format
-constexpr int64_t kMostCalls = int64_t{1} << 53;  // likewise repeats
+constexpr int64_t kMostCalls = int64_t{1} << 53;  // the most repeats as well
 
 // Call `visit` for each field of a message, in the order of their bytes.
 template <typename AnyMessage, typename Visit>

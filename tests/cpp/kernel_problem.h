@@ -1,8 +1,8 @@
 // Random data for the tests of kernels, and the expected results in long double with tolerances.
 //
 // Tolerances are error bounds, not measurements: eps of the arithmetic times the sizes of the
-// summed terms. The arithmetic rounds every input except x, y and dy, and the result of each
-// operation.
+// summed terms. The arithmetic rounds the result of each operation, and every input except x, y and
+// dy.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -30,9 +30,9 @@ inline double EpsOf(DType dtype) { return dtype == DType::kFloat64 ? kEps64 : 0x
 struct Case {
   DType dtype;
   Layout layout;
-  int misalign;
+  int misalign;  // number of elements
   double center, deviation;
-  bool x_is_aligned = false;  // but dy and the outputs are misaligned
+  bool x_is_aligned = false;  // dy and the outputs are misaligned
 };
 
 struct Moments {
@@ -46,24 +46,24 @@ struct Value {
   double error;
 };
 
-struct Gradient {
+struct XmuAndDz {
   Value xmu, dz;
 };
 
 // The values that a pass must write, for each element.
 struct Expected {
   std::vector<Value> values;
-  double eps;  // the error of adding the value to an old value, relative to the old value
+  double error_of_old;  // the error of adding to an old value, relative to it
 
   Value AddedTo(double old, int64_t i) const {
-    return {values[i].value + old, values[i].error + eps * std::fabs(old)};
+    return {values[i].value + old, values[i].error + error_of_old * std::fabs(old)};
   }
 };
 
 inline double Size(long double value) { return static_cast<double>(std::fabs(value)); }
 
-// Returns f(z). An error of z grows at most by f's steepest slope, because f is continuous. `slope`
-// and the product are also rounded.
+// Returns f(z). f multiplies an error of z by at most its steepest slope, because f is continuous.
+// `slope` and the product are also rounded.
 inline Value Activate(const Activation& f, const Value& z, double eps) {
   if (f.function == Function::kIdentity) return z;
   const long double y = z.value <= 0 ? f.slope * z.value : z.value;
@@ -127,8 +127,8 @@ struct Problem {
     }
   }
 
-  // Returns the input of a backward pass with this activation. If `from_output`, x is the saved y,
-  // and the mean is the offset.
+  // Returns the input of a backward pass with this activation. If `from_output`, member x serves as
+  // y, and member mean as the offset.
   syncbn::PassInput From(const Activation& activation, bool from_output) {
     const bool reads_z = from_output || activation.function != Function::kIdentity;
     syncbn::PassInput input{c.dtype, c.layout, x.data(), dy.data(), activation, from_output};
@@ -160,14 +160,14 @@ struct Problem {
     return e;
   }
 
-  // Returns z. Kernels add the part of the mean that the arithmetic cannot represent, at most eps
-  // of the mean, after one or two more roundings.
+  // Returns z. Kernels add to the offset what rounding the mean loses (at most eps * mean), which
+  // costs one or two more roundings.
   Value Z(int64_t channel, int64_t i, double eps) const {
     const long double u = x.Get(i) - static_cast<long double>(mean[channel]);
     const long double centered = scale[channel] * u;
-    const double split = std::fabs(scale[channel] * mean[channel]) * eps;
+    const double lost = std::fabs(scale[channel] * mean[channel]) * eps;
     return {centered + offset[channel],
-            4 * eps * (Size(centered) + std::fabs(offset[channel]) + split)};
+            4 * eps * (Size(centered) + std::fabs(offset[channel]) + lost)};
   }
 
   Expected Y(const Activation& activation) const {
@@ -179,28 +179,28 @@ struct Problem {
             eps};
   }
 
-  // Returns xmu and dz without the part of the mean that the arithmetic cannot represent.
-  Gradient Unwound(const syncbn::PassInput& r, int64_t channel, int64_t i, double eps) const {
+  // Returns xmu and dz. Their errors leave out what rounding the mean loses.
+  XmuAndDz Unwound(const syncbn::PassInput& r, int64_t channel, int64_t i, double eps) const {
     const Value z = r.from_output         ? Reconstructed(r.activation, x.Get(i), eps)
                     : r.offset != nullptr ? Z(channel, i, eps)
                                           : Value{0, 0};
-    const long double unit = r.from_output ? scale[channel] : 1;
-    const long double xmu = ((r.from_output ? z.value : x.Get(i)) - mean[channel]) / unit;
+    const long double divisor = r.from_output ? scale[channel] : 1;
+    const long double xmu = ((r.from_output ? z.value : x.Get(i)) - mean[channel]) / divisor;
     const Value dz = r.from_output ? UnwindOutput(r.activation, x.Get(i), dy.Get(i), eps)
                                    : Unwind(r.activation, z, dy.Get(i), eps);
-    const double error = r.from_output ? z.error / Size(unit) + eps * Size(xmu) : 0;
+    const double error = r.from_output ? z.error / Size(divisor) + eps * Size(xmu) : 0;
     return {{xmu, error + 2 * eps * Size(xmu)}, dz};
   }
 
   Expected Dx(const syncbn::PassInput& r) const {
     const double eps = EpsOf(c.dtype);
     return {Each([&](int64_t channel, int64_t i) {
-              const Gradient g = Unwound(r, channel, i, eps);
+              const XmuAndDz g = Unwound(r, channel, i, eps);
               const long double of_dz = scale[channel] * g.dz.value;
               const long double of_xmu = scale_xmu[channel] * g.xmu.value;
-              const double unit = r.from_output ? scale[channel] : 1;
-              const double split = std::fabs(scale_xmu[channel] / unit * mean[channel]) * eps;
-              const double terms = Size(of_dz) + Size(of_xmu) + std::fabs(shift[channel]) + split;
+              const double divisor = r.from_output ? scale[channel] : 1;
+              const double lost = std::fabs(scale_xmu[channel] / divisor * mean[channel]) * eps;
+              const double terms = Size(of_dz) + Size(of_xmu) + std::fabs(shift[channel]) + lost;
               const double of_inputs = std::fabs(scale[channel]) * g.dz.error +
                                        std::fabs(scale_xmu[channel]) * g.xmu.error;
               return Value{of_dz + of_xmu + shift[channel], of_inputs + 6 * eps * terms};

@@ -41,7 +41,7 @@ std::pair<Tensor, Tensor> Reduce(const Layout& layout, const std::string& label,
   for (int64_t i = 0; i < zeros; ++i) workspace.Set(i, 0);
   pass(first.doubles(), second.doubles(), workspace.data());
   for (int64_t i = 0; i < zeros; ++i) CHECK_EQ(workspace.Get(i), 0.0, label);
-  CHECK(first.Guarded() && second.Guarded() && workspace.Guarded(), label);
+  CHECK(first.GuardsAreIntact() && second.GuardsAreIntact() && workspace.GuardsAreIntact(), label);
   return {std::move(first), std::move(second)};
 }
 
@@ -96,7 +96,7 @@ void TestSums(Problem& p, const PassInput& input) {
     long double dz = 0, dz_xmu = 0;
     double dz_error = 0, dz_xmu_error = 0, largest_dz = 0, largest_xmu = 0;
     p.ForEach(c, [&](int64_t i) {
-      const Gradient g = p.Unwound(input, c, i, eps);
+      const XmuAndDz g = p.Unwound(input, c, i, eps);
       dz += g.dz.value;
       dz_xmu += g.dz.value * g.xmu.value;
       dz_error += g.dz.error;
@@ -127,7 +127,7 @@ void TestWrite(Problem& p, WriteMode mode, Place place, const std::string& what,
   const Tensor old = out;
   apply(place == Place::kOnFirst ? out.data() : p.x.data(),
         place == Place::kOnDy ? out.data() : p.dy.data(), mode, out.data());
-  CHECK(out.Guarded(), label);
+  CHECK(out.GuardsAreIntact(), label);
   for (int64_t i = 0; i < out.size(); ++i) {
     const Value e = add ? expected.AddedTo(old.Get(i), i) : expected.values[i];
     const double half = Ulp(p.c.dtype, static_cast<double>(e.value)) / 2;
@@ -236,7 +236,7 @@ void TestConversions() {
   constexpr DType dtype = DType::kFloat16;
   constexpr int64_t kValues = 65536;
   Tensor x(dtype, kValues), y(dtype, kValues);
-  for (int64_t i = 0; i < kValues; ++i) x.SetBits(i, static_cast<uint16_t>(i));
+  for (int64_t i = 0; i < kValues; ++i) x.SetHalf(i, static_cast<uint16_t>(i));
   const Vector<double> zero{0};
   // Scaling by powers of two reaches subnormals and infinity; the other scale makes ties.
   for (double scale : {1.0, 0x1p-9, 0x1p9, 0x1p-3, 1.0 + 0x1p-7, 1.0 + 0x1p-10}) {
@@ -264,7 +264,7 @@ std::string Bits(DType dtype, const Layout& layout) {
   Kernels::Normalize(NormalizePass(dtype, layout, p.x.data(), p.mean.data(), p.scale.data(),
                                    p.offset.data(), WriteMode::kWrite, y.data()));
   Kernels::BackwardApply({input, p.scale_xmu.data(), p.shift.data(), WriteMode::kWrite, dx.data()});
-  return mean.Bits() + m2.Bits() + sum_dz.Bits() + sum_dz_xmu.Bits() + y.Bits() + dx.Bits();
+  return mean.Bytes() + m2.Bytes() + sum_dz.Bytes() + sum_dz_xmu.Bytes() + y.Bytes() + dx.Bytes();
 }
 
 // A thorough test, which takes minutes, combines all layouts with all activations.

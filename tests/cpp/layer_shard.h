@@ -117,7 +117,7 @@ inline std::vector<Shard> TrainOnCpu(DType dtype, const std::vector<int64_t>& ro
 
 inline void Compare(Tensor& result, Tensor& expected, DType dtype, double error,
                     const std::string& name) {
-  CHECK(result.Guarded(), name);
+  CHECK(result.GuardsAreIntact(), name);
   const double eps = dtype == DType::kFloat64 ? 0x1p-53 : 0x1p-24;
   for (int64_t i = 0; i < result.size(); ++i) {
     // All terms are below 100, and sums have fewer than 400 terms.

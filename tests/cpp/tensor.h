@@ -1,6 +1,6 @@
 // A tensor of any dtype for the native tests. Its values are read and written as double, and it is
-// between guard bytes at a chosen misalignment. Arithmetic and a table of all values convert
-// float16, independently of the kernels.
+// between guard bytes at a chosen offset. float16 is converted by arithmetic and a table of all its
+// values, independently of the kernels.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -23,7 +23,7 @@ inline std::string Describe(const syncbn::Layout& layout) {
   return syncbn::Concat("(", layout.outer, ", ", layout.channels, ", ", layout.inner, ")");
 }
 
-// Allocate tensors and vectors. Tests of CUDA replace both functions, so that a GPU reaches them.
+// Allocate and free tensors and vectors. CUDA tests replace both, to use memory that a GPU reaches.
 inline void* (*allocate)(size_t bytes) = std::malloc;
 inline void (*release)(void* memory) = std::free;
 
@@ -95,11 +95,11 @@ inline uint16_t ToFloat16(double value) {
 
 class Tensor {
  public:
-  Tensor(syncbn::DType dtype, int64_t size, int misalign = 0)
+  Tensor(syncbn::DType dtype, int64_t size, int misaligned_elements = 0)
       : dtype_(dtype),
         width_(static_cast<int64_t>(syncbn::SizeOf(dtype))),
         size_(size),
-        begin_(kGuard + misalign * width_),
+        begin_(kGuard + misaligned_elements * width_),
         bytes_(begin_ + size * width_ + kGuard, kPattern) {}
 
   static constexpr int64_t kGuard = 128;  // bytes on either side
@@ -109,9 +109,9 @@ class Tensor {
   int64_t size() const { return size_; }
 
   void Set(int64_t i, double value) {
-    if (dtype_ == syncbn::DType::kFloat64) return Copy(i, value);
-    if (dtype_ == syncbn::DType::kFloat32) return Copy(i, static_cast<float>(value));
-    Copy(i, ToFloat16(value));
+    if (dtype_ == syncbn::DType::kFloat64) return Write(i, value);
+    if (dtype_ == syncbn::DType::kFloat32) return Write(i, static_cast<float>(value));
+    Write(i, ToFloat16(value));
   }
 
   double Get(int64_t i) const {
@@ -120,12 +120,11 @@ class Tensor {
     return EveryFloat16()[Read<uint16_t>(i)];
   }
 
-  void SetBits(int64_t i, uint16_t bits) { Copy(i, bits); }
+  void SetHalf(int64_t i, uint16_t bits) { Write(i, bits); }
   // Returns all bytes without the guards.
-  std::string Bits() const { return {bytes_.begin() + begin_, bytes_.end() - kGuard}; }
+  std::string Bytes() const { return {bytes_.begin() + begin_, bytes_.end() - kGuard}; }
 
-  // Returns true if the guard bytes are intact.
-  bool Guarded() const {
+  bool GuardsAreIntact() const {
     const auto intact = [](unsigned char byte) { return byte == kPattern; };
     return std::all_of(bytes_.begin(), bytes_.begin() + begin_, intact) &&
            std::all_of(bytes_.end() - kGuard, bytes_.end(), intact);
@@ -135,7 +134,7 @@ class Tensor {
   static constexpr unsigned char kPattern = 0xff;  // NaN in every dtype
 
   template <typename T>
-  void Copy(int64_t i, T value) {
+  void Write(int64_t i, T value) {
     std::memcpy(bytes_.data() + begin_ + i * width_, &value, sizeof(value));
   }
   template <typename T>

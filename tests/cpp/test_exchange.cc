@@ -1,5 +1,5 @@
-// Test exchanges of threads under random delays, resets and moves, and failures of the devices of
-// one process. A lost wake-up ends in a timeout of the table or ctest.
+// Test exchanges of threads with random delays, a reset and moves; then failures in one process. A
+// lost wake-up ends in a timeout of the table or ctest.
 #include <functional>
 #include <random>
 #include <set>
@@ -26,9 +26,9 @@ Device Cpu(int id) { return {"cpu", id}; }
 
 // ---- threads -----------------------------------------------------------------------------------
 
-// Each device of each layer and rank is a thread, which is late now and then. Some devices of each
-// rank make the steps, then all, then others after a move, again and again. The ids 9 and 10 would
-// have another order as texts. Then rank 0 fails, and all waits end.
+// Each device of each layer and rank is a thread, which is late now and then. Some devices and all
+// devices of each rank make the steps in turn. The net moves after every third span, and is reset
+// once. Ids above 9 would have another order as texts. Then rank 0 fails, and all waits end.
 void Train(int ranks, int size) {
   constexpr int kLayers = 2;
   const int steps = check::Rounds(ranks == 1 ? 2000 : 50);
@@ -81,13 +81,13 @@ void Train(int ranks, int size) {
       first = 0;
     }
   }
-  Parallel(ranks * kLayers, [&](int layer) {  // the other devices never come
+  Parallel(ranks * kLayers, [&](int thread) {  // the other devices never come
     const std::string text = ErrorOf([&] {
-      Rank* const table = tables[layer / kLayers].get();
-      Contribution own = Of(&table->layers[layer % kLayers], first);
+      Rank* const table = tables[thread / kLayers].get();
+      Contribution own = Of(&table->layers[thread % kLayers], first);
       own.devices = size;
       Ticket ticket;
-      if (layer == 0) table->Fail("the ship sinks", true);
+      if (thread == 0) table->Fail("the ship sinks", true);
       table->Contribute(own, &ticket);
     });
     CheckHas(text, "the ship sinks");
@@ -171,11 +171,11 @@ std::string ErrorOfTwo(const Contribution& first, const Contribution& second) {
 TEST(ContributionsThatDoNotFitTogether) {
   Layer layer(2);
   const Contribution first = layer.Of(0);
-  Contribution blue = layer.Of(1), longer = blue, more = blue;
-  blue.signature.channels = 2;
+  Contribution wider = layer.Of(1), longer = wider, more = wider;
+  wider.signature.channels = 2;
   more.devices = 3;
   longer.numbers = Numbers(2);
-  CheckHas(ErrorOfTwo(first, blue),
+  CheckHas(ErrorOfTwo(first, wider),
            "'all', forward: devices disagree: cpu(0) has channels=1, dtype=float32, axis=0, "
            "epsilon=0, num_devices=2, but cpu(1) has channels=2");
   CheckHas(ErrorOfTwo(first, more),
@@ -185,7 +185,7 @@ TEST(ContributionsThatDoNotFitTogether) {
 
 // ---- other devices than before -----------------------------------------------------------------
 
-// The device is none of the devices that the caller expects, as in a graph that was moved.
+// A device calls that the caller does not expect, as after a graph was moved.
 TEST(AnotherDeviceThanExpected) {
   Layer layer(2);
   Contribution own = layer.Of(2);
@@ -196,8 +196,8 @@ TEST(AnotherDeviceThanExpected) {
            "num_devices=2, but cpu(2) calls the layer as well as cpu(0), cpu(1)");
 }
 
-// A third device looks like a net that has moved, until one of the old devices calls again. Its
-// number must not be reduced with the third device's number.
+// A third device looks like a net that has moved, until one of the old devices calls again. The
+// old device's number must not be reduced with the third device's.
 TEST(MoreDevicesThanTheLayerHas) {
   for (const Phase phase : {Phase::kForward, Phase::kBackward}) {
     Layer layer(2);

@@ -85,7 +85,7 @@ data, labels = rng.normal(1, 2, (13, 3, 6, 6)), rng.normal(size=(13, 5))
 STEPS = dict(optimizer='sgd', optimizer_params={'learning_rate': 0.03, 'momentum': 0.5})
 
 def make(norm):
-    mx.random.seed(7 + rank)  # so that only the broadcast makes ranks equal
+    mx.random.seed(7 + rank)  # only the broadcast makes ranks equal
     net = nn.HybridSequential(**prefixed('net_'))
     with name_scope(net):
         for channels, inputs in (4, 3), (6, 4):
@@ -170,7 +170,7 @@ def test_numbers_of_several_ranks(ranks, programs):
 
 @pytest.mark.parametrize("length", range(1, 14))
 def test_samplers_of_all_ranks_have_equally_many_batches(length, monkeypatch):
-    """They hold all samples, and repeat only as many as give each rank a row."""
+    """The samplers hold all samples, and repeat only what gives each rank a row."""
     shards = []
     for rank in range(3):
         world = partial(SimpleNamespace, rank=rank, size=3)

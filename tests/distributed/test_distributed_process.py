@@ -110,7 +110,7 @@ if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
 
 
 def test_a_rank_that_is_stopped_ends_with_the_others():
-    """It stops between the exchange in which ranks meet and MPI's collective."""
+    """The rank stops between the exchange in which ranks meet and MPI's collective."""
     program = """
 import signal
 from gluon_syncbn.distributed import collectives

@@ -1,4 +1,4 @@
-"""MXNet's kvstore adds gradients up over processes, and layers synchronize over MPI.
+"""MXNet's kvstore sums gradients over processes, and layers synchronize over MPI.
 
 A scheduler, a server and two workers run here, as MXNet's tools/launch.py starts them.
 """

@@ -54,7 +54,7 @@ imported(sys.argv[1])
 
 
 def test_an_export_runs_in_its_process_only(tmp_path):
-    """There in every mode, also if it was traced for static_shape."""
+    """It runs in every mode, also if it was traced for static_shape."""
     net, x = conv_net(SyncBatchNorm), batch()
     net.initialize(mx.init.Xavier())
     set_mode(net, "static_shape")(x)

@@ -139,7 +139,7 @@ class Masked(HybridBlock):
 
 
 def test_a_graph_with_a_mask():
-    """It is converted and frozen, but not reverted, as BatchNorm takes no mask."""
+    """The graph is converted and frozen, not reverted: BatchNorm takes no mask."""
     x, mask = mx.nd.array([[[1.0], [3.0], [999.0]]]), mx.nd.array([[1, 1, 0]])
     inputs = DATA, mx.sym.var("mask")
     net = SymbolBlock(Masked()(*inputs), inputs)

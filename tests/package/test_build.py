@@ -16,7 +16,7 @@ MAKE_SDIST = (
 )
 FEATURES = """
 import sys
-sys.path.remove("")  # or else the checkout is imported
+sys.path.remove("")  # otherwise the checkout is imported
 import gluon_syncbn
 print(gluon_syncbn.features()["version"], gluon_syncbn.features()["commit"])
 """

@@ -177,7 +177,7 @@ def draws(seed, count, way, mode):
 @pytest.mark.parametrize("way", [make_parallel, allow_plain_loop])
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_seed_decides_weights_and_masks(count, way, mode):
-    """It repeats a run, another one differs, and so do contexts and calls."""
+    """Equal seeds repeat a run. Other seeds, contexts and calls differ."""
     (weights, masks), same, other = (draws(s, count, way, mode) for s in (1, 1, 2))
     assert (same[0] == weights).all() and (same[1] == masks).all()
     assert (other[0] != weights).any() and (other[1] != masks).any()
@@ -360,7 +360,7 @@ def test_recover_waits_for_the_turn_of_another_thread(devices):
         error = threads.submit(step).exception()
         assert "gluon_syncbn.recover() in another thread" in str(error)
         number = failures.latest_recovery[0]
-        threads.submit(recover).result()  # it has been told, so it cancels nothing
+        threads.submit(recover).result()  # cancels nothing after that error
         assert failures.latest_recovery[0] == number
         threads.submit(step).result()
 
@@ -375,7 +375,7 @@ def noisy_net(contexts):
 
 
 def test_plain_loops_that_come_to_the_contexts_in_different_orders():
-    """As loops of two training threads do now and then: each net has its threads."""
+    """The loops of two training threads may do this: each net has its threads."""
     contexts = cpus(2)
     first, second = noisy_net(contexts), noisy_net(contexts)
     calls = (first, 0), (second, 1), (first, 1), (second, 0)

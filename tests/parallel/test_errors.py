@@ -93,7 +93,7 @@ def read(y):
 
 
 def test_the_line_inside_of_map(devices):
-    """Each thread's; its name tells the context."""
+    """The error has each thread's line, and its context in the thread's name."""
     layer = make_layer(devices.contexts)
     with autograd.train_mode():
         text = failure_of(devices.map, lambda x: read(layer(x)), make_shards(devices))
@@ -116,7 +116,7 @@ def test_more_devices_than_contexts(devices):
 
 
 def test_one_device_on_two_contexts(devices):
-    """Each would normalize its own shard, until backward or the next step fails."""
+    """Each context would normalize its shard, until backward or the next step fails."""
     layer = make_layer(devices.contexts, num_devices=1)
     pattern = r"num_devices must be 2 or None for a map over cpu\(0\), cpu\(1\), got 1"
     with pytest.raises(ValueError, match=pattern), autograd.train_mode():
@@ -234,7 +234,7 @@ def test_an_error_stays_with_its_operator():
 
 
 class Fails(autograd.Function):
-    """Its backward waits for an event, and raises."""
+    """A function whose backward waits for an event, and raises."""
 
     def __init__(self):
         super().__init__()

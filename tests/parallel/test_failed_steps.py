@@ -140,7 +140,7 @@ class Program:
         }
 
     def state(self):
-        """All that an update changes, as bytes by name."""
+        """Return all that an update changes, as bytes by name."""
         mx.nd.waitall()
         learned = [p for p in self.parameters if p.grad_req != "null"]
         for p in self.parameters:
@@ -289,7 +289,7 @@ def state():
 step()
 step()
 before = state()
-MPI.COMM_WORLD.Barrier()  # or else the failure may reach a rank in the step before
+MPI.COMM_WORLD.Barrier()  # otherwise a rank may fail in the step before
 gluon_syncbn.set_timeout(0.5)
 for is_absent in rank == 1, False:
     assert error_of(step, is_absent)
@@ -305,7 +305,7 @@ def test_a_failed_step_changes_nothing_on_any_rank():
 
 
 def test_a_trainers_first_step_waits_for_the_first_forward(devices):
-    """It copies running statistics, which MXNet takes for inputs of a static graph."""
+    """The step copies running statistics, which are only inputs of a static graph."""
     layer = set_mode(make_layer(devices.contexts, timeout=0.3), "static_shape")
     trainer = gluon.Trainer(layer.collect_params(), "sgd")
     with autograd.record():

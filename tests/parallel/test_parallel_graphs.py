@@ -78,7 +78,7 @@ def test_sparse_parameters(devices):
 
 
 def test_autograd_grad_is_refused(devices):
-    """It is MXNet's own, second gradients too, if no head depends on such a net."""
+    """MXNet's own function handles heads of other nets, also second gradients."""
     net, x = one_weight(devices.contexts), column(1, 2)
     x.attach_grad()
     with autograd.record():
@@ -118,7 +118,7 @@ def test_an_error_in_backward_reaches_the_caller(devices):
 
 
 class Identity(autograd.Function):
-    """It is alive as long as the graph of its call."""
+    """A function that is alive as long as the graph of its call."""
 
     alive: weakref.WeakSet = weakref.WeakSet()
 
@@ -169,7 +169,7 @@ class TwoOutputs(Block):
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_each_output_has_a_backward(order, devices):
-    """Each writes what its output depends on, and leaves the other's gradients."""
+    """Each backward writes what its output depends on, and no other gradients."""
     results = []
     for net in TwoOutputs(), make_parallel(TwoOutputs(), devices.contexts):
         net.initialize(mx.init.One())
@@ -277,7 +277,7 @@ def test_result_whose_length_is_that_of_the_rows_by_chance(function, rows):
 
 @pytest.mark.parametrize("train", [True, False])
 def test_the_look_for_rows_changes_nothing(train):
-    """It is one more call, on one device, of the first batch that is even."""
+    """The look is one more call, on one device, of the first batch that is even."""
     results = []
     for contexts in cpus(2), cpus(1):
         net = started(Normalized(), contexts, "hybridize")
@@ -288,7 +288,7 @@ def test_the_look_for_rows_changes_nothing(train):
 
 
 def test_a_net_that_accepts_one_number_of_rows():
-    """So does GluonCV's R-CNN; the look fails, and the call does not."""
+    """GluonCV's R-CNN is such a net. The look fails, and the call does not."""
     net = started(Net(dense(), function=lambda F, h: h.reshape((3, 2)) * 1), cpus(2))
     assert net(array(X)).shape == (6, 2)
 

@@ -352,7 +352,7 @@ def test_numpy_semantics(is_variable, devices):
 
 
 class Twice(nn.Dense):
-    """Its `forward` was replaced before."""
+    """A layer whose `forward` was replaced before."""
 
     def __init__(self):
         super().__init__(1, use_bias=False, in_units=1)

@@ -178,7 +178,7 @@ with mx.autograd.record():
 
 
 def test_exit_after_a_recorded_call_without_backward():
-    """It aborted in 11 of 18 runs."""
+    """This program once aborted in 11 of 18 runs."""
     with ThreadPoolExecutor(2) as threads:
         for process in threads.map(run_python, [WITHOUT_A_LAYER] * 4):
             assert process.returncode == 0, process.stderr
@@ -224,7 +224,7 @@ mx.nd.waitall()
 
 
 def test_waits_of_some_seconds():
-    """One says its error and ends by Ctrl-C; in the other the process is stopped."""
+    """One program prints its error and is interrupted; the other is stopped."""
     with ThreadPoolExecutor(2) as threads:
         errors, _ = threads.map(run, [CTRL_C, STOPPED])
     assert errors.count("Missing: cpu(1)") == 1

@@ -93,7 +93,7 @@ def norm_of(program):
 
 
 class RandomNet(gluon.Block):
-    """It reads an attribute and a constant; neither has a gradient."""
+    """A net that reads an attribute and a constant; neither has a gradient."""
 
     def __init__(self, program):
         super().__init__()

@@ -76,7 +76,7 @@ class Runner:
             checks.check_gradients(step, data, net, gradients)
 
     def _inputs(self, data, recording):
-        """Per context the array that the net is called with, or the whole one."""
+        """Return the net's argument on each context, or the whole batch."""
         xs, contexts = data.x, self._contexts
         if self._program.way == "parallel":
             xs, contexts = [data.join(xs)], contexts[:1]
@@ -89,7 +89,7 @@ class Runner:
         return arrays
 
     def _forward(self, xs):
-        """Per element of xs the list of outputs."""
+        """Return a list of outputs for each element of xs."""
 
         def call(x):
             outputs = self._net(x)

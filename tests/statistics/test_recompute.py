@@ -154,7 +154,7 @@ def test_frozen_layers_keep_their_statistics(norm):
 
 
 def test_a_layer_that_is_used_twice_sees_all_that_it_gets():
-    """So do two layers that share their statistics."""
+    """The same holds for two layers that share their statistics."""
     layer = SyncBatchNorm(in_channels=1)
 
     class Twice(Function):
@@ -215,7 +215,7 @@ def test_an_error_changes_nothing(norm, batches, error, pattern, devices):
 
 
 def test_batches_that_do_not_count():
-    """They are not finite, and the layer skips them, or they come after `steps`."""
+    """The layer skips them, as they are not finite, or they come after `steps`."""
     layer = SyncBatchNorm(in_channels=1, nonfinite="skip")
     layer.initialize()
     batches = iter([nd.array([[x]]) for x in (1.0, np.inf, 3.0, 7.0)])

@@ -194,7 +194,7 @@ class Checks:
         self._kind = kind_of(program.dtype)
 
     def _arrays(self, number, name, kind="data"):
-        """Per context the data or "grad"."""
+        """Return a parameter's data or "grad" on each context."""
         parameter = getattr(self._norms[number], name)
         return [array.asnumpy() for array in getattr(parameter, f"list_{kind}")()]
 
@@ -276,7 +276,7 @@ class Checks:
             check(where, result, expected, self._kind)
 
     def _sums(self, elements, data):
-        """Per active context the sums over its rows."""
+        """Yield the sums over the rows of each active context."""
         axes, _ = reference.reduction_axes(elements.value, self._program.axis)
         bounds = np.cumsum([data.rows[k] for k in data.active])[:-1]
         shards = [np.split(v, bounds, self._program.batch_axis) for v in elements]

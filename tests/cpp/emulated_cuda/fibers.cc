@@ -1,8 +1,8 @@
 // The threads of an emulated block are fibers, which run in turn from barrier to barrier.
 //
-// A fiber is created once and then runs the same thread of one block after another. The compiler's
-// own setjmp and longjmp switch fibers, because blocks switch very often: swapcontext makes a
-// system call each time, and the library's functions search for cleanups.
+// A fiber is kept, and runs the thread with its index in block after block. The compiler's own
+// setjmp and longjmp switch fibers, because blocks switch very often: swapcontext makes a system
+// call each time, and the C library's setjmp and longjmp look for cleanup handlers.
 #include <ucontext.h>
 
 #include <cstdio>
@@ -19,25 +19,25 @@ namespace {
 
 constexpr size_t kStack = 64 << 10;
 
-using Place = void* [5];  // where something waits
+using JumpBuffer = void* [5];  // the type of __builtin_setjmp
 
 struct Fiber {
-  Place place;
+  JumpBuffer place;
   std::unique_ptr<char[]> stack{new char[kStack]};
   bool done = true;
 };
 
 struct Block {
-  Place scheduler;
+  JumpBuffer scheduler;
   std::vector<Fiber> fibers;
   const std::function<void()>* thread = nullptr;
 };
 
-thread_local Block* block = nullptr;  // the block that this thread runs
+thread_local Block* block = nullptr;  // the block that this thread of the system runs
 
-// This is a separate function from the one that waits at the place. Otherwise the address sanitizer
-// would know that it does not return, and search for the end of the stack each time.
-[[gnu::noipa, gnu::no_sanitize("address")]] void JumpTo(Place place) {
+// It is not inlined into a function that waits. There the address sanitizer would see that the jump
+// does not return, and search for the end of the stack each time.
+[[gnu::noipa, gnu::no_sanitize("address")]] void JumpTo(JumpBuffer place) {
   __builtin_longjmp(place, 1);
 }
 
@@ -60,7 +60,7 @@ void MakeFibers(unsigned threads) {
     ucontext_t context;
     getcontext(&context);
     context.uc_stack.ss_sp = block->fibers[threadIdx.x].stack.get();
-    // Stacks begin at different offsets, because otherwise they all share few cache lines.
+    // Stacks begin at different offsets, because otherwise all use the same few cache sets.
     context.uc_stack.ss_size = kStack - threadIdx.x * 448 % (kStack / 2);
     makecontext(&context, RunThreads, 0);
     if (__builtin_setjmp(block->scheduler) == 0) setcontext(&context);
