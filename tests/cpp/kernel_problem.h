@@ -1,8 +1,7 @@
 // Random data for the tests of kernels, and the expected results in long double with tolerances.
 //
 // Tolerances are error bounds, not measurements: eps of the arithmetic times the sizes of the
-// summed terms. The arithmetic rounds the result of each operation, and every input except x, y and
-// dy.
+// summed terms. The arithmetic rounds every result, and every input except x, y and dy.
 #pragma once
 #include <algorithm>
 #include <cmath>

@@ -17,8 +17,7 @@ SOURCES = sorted((ROOT / "src/kernels/cuda").glob("*.cu"))
 # The library's objects; src/keep_report.sh keeps ptxas's report beside each.
 BUILT = ROOT / "build/native/CMakeFiles/gluon_syncbn_objects.dir/kernels/cuda"
 
-# The build takes each generation's first architecture that nvcc knows. Its code runs on
-# the later ones of that generation.
+# The build takes the first architecture of each; its code runs on the later ones.
 GENERATIONS = {5, 6, 7, 8, 9}
 
 
