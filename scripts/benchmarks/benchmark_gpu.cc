@@ -57,7 +57,7 @@ Tensor Random(const Format& format, double center, unsigned seed) {
   std::mt19937 generator(seed);
   std::normal_distribution<double> normal(center, 1);
   for (int64_t i = 0; i < some.size(); ++i) some.Set(i, normal(generator));
-  const std::string bits = some.Bits();
+  const std::string bits = some.Bytes();
   char* const to = static_cast<char*>(all.data());
   const int64_t width = static_cast<int64_t>(syncbn::SizeOf(format.dtype));
   for (int64_t i = 0; i < all.size(); ++i) {
@@ -162,7 +162,7 @@ void Measure(const Format& format, const OnGpu& flush, int repetitions) {
   Tensor read(DType::kFloat64, 5 * channels), written(DType::kFloat64, 4 * channels);
   RunOnCpu({format, x.data(), dy.data(), y.data(), dx.data(), read.data(), written.data()});
   const OnGpu gpu_x(&x), gpu_dy(&dy), gpu_y(gpu_x.bytes, 0xff), gpu_dx(gpu_x.bytes, 0xff);
-  const OnGpu gpu_read(&read), gpu_written(written.Bits().size(), 0xff);
+  const OnGpu gpu_read(&read), gpu_written(written.Bytes().size(), 0xff);
   const OnGpu scratch(static_cast<size_t>(cuda::WorkspaceBytes()), 0);
   const Side gpu{format,      gpu_x.data,    gpu_dy.data,     gpu_y.data,
                  gpu_dx.data, gpu_read.data, gpu_written.data};
