@@ -76,7 +76,7 @@ struct OnGpu {
     SYNCBN_CUDA_CHECK(cudaMalloc(&data, bytes));
     SYNCBN_CUDA_CHECK(cudaMemsetAsync(data, fill, bytes, nullptr));
   }
-  explicit OnGpu(Tensor* tensor) : OnGpu(tensor->Bits().size(), 0) {
+  explicit OnGpu(Tensor* tensor) : OnGpu(tensor->Bytes().size(), 0) {
     Copy(data, tensor->data(), bytes);
   }
   OnGpu(const OnGpu&) = delete;
