@@ -102,9 +102,9 @@ class SyncBatchNorm(nn.BatchNorm):
     Inputs
         - **data**: 2 to 5 dimensions, float16, float32 or float64.
         - **mask** (optional): an array with the shape of `data` without the axis of the
-          channels, which must be 1 or the last axis. Elements where the mask is 0 are
-          padding: they do not contribute to statistics and gradients, and their outputs
-          and gradients are 0.
+          channels, which must be 1 or -1, or the last axis of a known shape. Elements
+          where the mask is 0 are padding: they do not contribute to statistics and
+          gradients, and their outputs and gradients are 0.
 
     Raises
     ------

@@ -118,6 +118,7 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
     `net` is returned. Afterwards you can export it, and run it where gluon_syncbn is
     not installed. Layers that were created as SyncBatchNorm, and MXNet's contrib
     layers, become :class:`nn.BatchNorm`, followed by their activation if they have one.
+    A subclass that defines more than ``__init__`` is not converted.
 
     Raises
     ------
@@ -134,8 +135,9 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
     'BatchNorm'
     """
     check_block("net", net)
-    kinds = SyncBatchNorm, CONTRIB
-    norms = [norm for norm in _norms_to_change(net) if type(norm.layer) in kinds]
+    found = _norms_to_change(net)
+    norms = [n for n in found if isinstance(n.layer, (SyncBatchNorm, CONTRIB))]
+    norms = [norm for norm in norms if not finding.own_methods(norm.layer)]
     # A frozen node is already MXNet's own.
     masked = [norm.name for norm in norms if norm.is_masked and not norm.is_frozen()]
     if masked:
@@ -235,6 +237,7 @@ def synchronized(net: mx.gluon.Block) -> Iterator[list[Norm]]:
         for layer, cls, attributes in saved:
             if isinstance(layer, SyncBatchNorm):
                 layer._sync.keep(False)
+                layer._sync.release()
             layer.__class__ = cls
             vars(layer).clear()
             vars(layer).update(attributes)

@@ -24,7 +24,7 @@ from .synchronization import ActivatedBatchNorm, Synchronization
 # MXNet 2 has it in nn.
 CONTRIB = getattr(nn, "SyncBatchNorm", None) or mx.gluon.contrib.nn.SyncBatchNorm
 _RELU = getattr(nn, "BatchNormReLU", nn.BatchNorm)  # MXNet 1.8 brought it
-_KNOWN = (ActivatedBatchNorm, CONTRIB, _RELU, nn.BatchNorm, BatchNormBase)
+_KNOWN = SyncBatchNorm, ActivatedBatchNorm, CONTRIB, _RELU, nn.BatchNorm, BatchNormBase
 _OPERATORS = {
     "BatchNorm": nn.BatchNorm,
     "_contrib_BatchNormWithReLU": _RELU,
@@ -63,7 +63,8 @@ def norms_of(net: mx.gluon.Block) -> list[Norm]:
             found += _source_of(block).norms.values()
         elif isinstance(block, BatchNormBase):
             methods = ", ".join(own_methods(block))
-            reason = f"{type(block).__name__} defines {methods}" if methods else ""
+            is_plain = not methods or isinstance(block, SyncBatchNorm)
+            reason = "" if is_plain else f"{type(block).__name__} defines {methods}"
             found.append(Norm(name, block, reason))
     known = {norm.layer.running_mean for norm in found}
     reason = "a block calls F.BatchNorm, or has a layer in a list"
@@ -108,8 +109,6 @@ def dividing_operators(net: mx.gluon.Block, outputs: Iterable) -> list[str]:
 def own_methods(block: mx.gluon.Block) -> list[str]:
     """Return the methods of a layer's own class, which conversion would remove."""
     cls = type(block)
-    if isinstance(block, SyncBatchNorm):
-        return []
     known = next(base for base in cls.__mro__ if base in _KNOWN).__mro__
     own = {name for base in cls.__mro__ if base not in known for name in vars(base)}
     for name in {"forward", "hybrid_forward"} & vars(block).keys():
@@ -117,7 +116,7 @@ def own_methods(block: mx.gluon.Block) -> list[str]:
         if not getattr(vars(block)[name], "calls_class", False):
             own.add(name)
     if cls.__name__ == "BatchNormCudnnOff":  # GluonCV's class differs on cuDNN only
-        own.remove("hybrid_forward")
+        own.discard("hybrid_forward")
     return sorted(n for n in own if n == "__call__" or not n.startswith("__"))
 
 

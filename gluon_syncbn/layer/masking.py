@@ -68,8 +68,8 @@ def check_mask(layer: str, x: Any, mask: Any, axis: int, trace: Trace | None) ->
     shape, given = traced_shape(x, trace), traced_shape(mask, trace)
     if axis not in (1, -1, len(shape) - 1):
         raise ValueError(
-            f"SyncBatchNorm '{layer}': axis must be 1 or the last axis with a mask, "
-            f"got {axis}"
+            f"SyncBatchNorm '{layer}': with a mask axis must be 1, -1 or the last axis "
+            f"of a known shape, got {axis}"
         )
     if not is_array and not (shape and given and all(shape + given)):
         return  # the operators check shapes that the graph does not know yet

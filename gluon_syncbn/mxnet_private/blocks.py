@@ -165,22 +165,25 @@ class ForwardReplacement:
 
     def __init__(self, net: mx.gluon.Block) -> None:
         self.net = net
-        self._replaced = {name: vars(net)[name] for name in _RUNS if name in vars(net)}
+        self.replaced = {name: vars(net)[name] for name in _RUNS if name in vars(net)}
 
     def install(self) -> None:
         for name in _RUNS if isinstance(self.net, HybridBlock) else ("forward",):
             setattr(self.net, name, self)
 
     def remove(self) -> None:
+        """Restore the replaced functions, also under a later replacement."""
+        latest = vars(self.net)["forward"]
+        attributes = vars(self.net) if latest is self else latest.replaced
         for name in _RUNS:
-            vars(self.net).pop(name, None)
-        vars(self.net).update(self._replaced)
+            attributes.pop(name, None)
+        attributes.update(self.replaced)
 
     def run_replaced(self, *args: Any) -> Any:
         is_active = IS_GLUON_2 and getattr(self.net, "_active", False)
         name = "_call_cached_op" if is_active and not is_traced(args) else "forward"
-        if name in self._replaced:
-            return self._replaced[name](*args)
+        if name in self.replaced:
+            return self.replaced[name](*args)
         return getattr(type(self.net), name)(self.net, *args)
 
 
@@ -201,7 +204,7 @@ class Trace(NamedTuple):
 
     @classmethod
     def of(cls, block: Any, symbols: Sequence, arguments: Any) -> Trace:
-        """Return the Trace of a call whose nested arguments may be None."""
+        """Return the Trace of a call. Its arguments may be nested, and some None."""
         arrays = [value for value in flatten(arguments) if value is not None]
         names = [symbol.name for symbol in symbols]
         return cls(block, dict(zip(names, arrays)))
@@ -224,9 +227,9 @@ def current_trace() -> Trace | None:
 
 
 def current_build() -> Trace | None:
-    """Return the block that is making a CachedOp of its graph in this thread, or None.
+    """Return a Trace of the block that is making its CachedOp in this thread, or None.
 
-    The trace has ended by then.
+    Its tracing has ended by then.
     """
     for found in _frames_of(_BUILD):
         return Trace.of(found["self"], found["data"], found["args"])

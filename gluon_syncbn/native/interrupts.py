@@ -7,7 +7,7 @@ thread calls MXNet, it crashes MXNet. Inside an update it leaves half a step.
 
 from __future__ import annotations
 
-import inspect
+import _signal  # noqa: PLC2701
 import os
 import signal
 import sys
@@ -18,8 +18,7 @@ from typing import Any, Callable
 from .library import load
 
 # The C functions, because Python's take 170 us to convert all signals to enums.
-_handler_of = inspect.unwrap(signal.getsignal)
-_set_handler = inspect.unwrap(signal.signal)
+_handler_of, _set_handler = _signal.getsignal, _signal.signal
 
 
 class DeferredSignals:
@@ -45,8 +44,8 @@ class DeferredSignals:
             for number in range(1, signal.NSIG):
                 handler = _handler_of(number)
                 if callable(handler):
-                    # An earlier section may not have restored the handler.
-                    handler = getattr(handler, "handler", handler)
+                    if isinstance(handler, _DeferredHandler):
+                        handler = handler.handler  # left by an interrupted section
                     self._replaced[number] = handler
                     _set_handler(number, _DeferredHandler(self, handler))
             DeferredSignals._open = self  # no later statement raises

@@ -56,8 +56,9 @@ class ForwardOnDevices(ForwardReplacement):
 
     def __init__(self, net: mx.gluon.Block) -> None:
         super().__init__(net)
-        replaced = self._replaced.values()
-        self.calls_class = all(getattr(f, "calls_class", False) for f in replaced)
+        # own_methods ignores a forward that only calls the class's.
+        functions = self.replaced.values()
+        self.calls_class = all(getattr(f, "calls_class", False) for f in functions)
         self._variables: dict = {}  # names of parameters' variables by context
 
     def run(
@@ -94,7 +95,7 @@ class ForwardOnDevices(ForwardReplacement):
         return output, leaves
 
 
-# A look ahead must not use the random generators of the devices' threads.
+# `_form_of_other_rows` must not use the random generators of the devices' threads.
 _look_ahead_devices = lru_cache(maxsize=None)(OwnThreads)
 
 
@@ -137,8 +138,8 @@ class ParallelForward(ForwardOnDevices):
         kind = is_training, *((type(x), getattr(x, "ndim", None)) for x in inputs)
         known = self._forms[kind]
         rows, expected = shards.rows, None
-        is_even = len(set(rows)) == 1 < len(rows)
-        if is_even and not known:
+        has_equal_rows = len(rows) > 1 and len(set(rows)) == 1
+        if has_equal_rows and not known:
             expected = self._form_of_other_rows(args, shards, parameters)
         if is_training and not self._settings and max(rows) <= 2:
             self._warn_of_few_rows(max(rows))
@@ -151,7 +152,7 @@ class ParallelForward(ForwardOnDevices):
                 return
             form = common_form(outputs, leaves, shards)
             sizeless = re.sub(r"\d+", "n", form)  # sizes may differ between calls
-            if is_even and sizeless not in known:
+            if has_equal_rows and sizeless not in known:
                 other = expected
                 if known:
                     other = self._form_of_other_rows(args, shards, parameters)
@@ -186,10 +187,11 @@ class ParallelForward(ForwardOnDevices):
         parameters = dict.fromkeys(all_parameters)
         for parameter in not_replicated(parameters, contexts):
             found = contexts_of(parameter)
-            if found and found != contexts and set(found) != set(contexts):
+            if found and set(found) != set(contexts):
                 fix = (
                     "Pass ctx=net.devices.contexts where parameters are initialized or "
-                    "loaded, or call reset_ctx(net.devices.contexts)."
+                    "loaded, or call "
+                    "net.collect_params().reset_ctx(net.devices.contexts)."
                 )
                 if not is_parallel(self.net):
                     fix = "Call make_parallel(net, ctx, reset_ctx=True) to move them."
@@ -271,7 +273,6 @@ class ParallelForward(ForwardOnDevices):
         random generators unchanged.
 
         Return None if the net accepts no other number of rows, like GluonCV's R-CNN.
-        The real call raises any other error.
         """
         contexts, count = self.devices.contexts, 3 if shards.rows[0] == 2 else 2
         first, is_training = contexts[:1], autograd.is_training()
@@ -296,7 +297,7 @@ class ParallelForward(ForwardOnDevices):
             self.net.apply(forget_graph)  # static graphs keep the thread's generator
         if first_operator is not None:
             refuse_losses(self.net, first_operator, variables_on(first[0], parameters))
-        return found and common_form(*zip(found), few)
+        return found and common_form(*zip(found), few, needs_rows=False)
 
 
 def is_parallel(net: Any) -> bool:

@@ -1,7 +1,7 @@
 """Nets that are called in a plain loop over CPU contexts, as on GPUs.
 
 Each call and its backward run in a thread of the context, because operators of one
-thread share memory (``devices.py``).
+thread share memory (docs/design/mxnet.md).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .shards import Shards
 def allow_plain_loop(net: mx.gluon.Block) -> mx.gluon.Block:
     """Let a net be called in a plain loop over several CPU contexts.
 
-    On CPU contexts such a loop deadlocks inside MXNet, see :class:`Devices`. After this
+    On CPU contexts layers in such a loop may wait until their timeout. After this
     call the net runs each shard in a thread of the shard's context. The loop, the loss
     and one ``backward`` need no change. A net on GPUs or on one context runs as before.
     :func:`convert_sync_batchnorm` does the same for training loops of the main thread,
@@ -97,6 +97,8 @@ def _allow_converted(net):
 
 def _remove_converted(net):
     forward = vars(net).get("forward")
+    if is_parallel(net):
+        forward = forward.replaced.get("forward")
     if isinstance(forward, _LoopForward) and not forward.is_for_all_threads:
         forward.remove()
 

@@ -146,7 +146,9 @@ class RecordedCall:
             autograd.set_recording(True)
         self._leaf_names = list(zip(*(names for names, _ in cut)))
         return [
-            self._link(leaves) if any(names) else join_shards(column, axis, contexts[0])
+            self._link(leaves, isinstance(column[0], mx.np.ndarray))
+            if any(names)
+            else join_shards(column, axis, contexts[0])
             for column, (names, leaves) in zip(columns, cut)
         ]
 
@@ -190,7 +192,7 @@ class RecordedCall:
         self.cut_leaves.update((n, x) for n, x in zip(names, leaves) if n)
         return names, leaves
 
-    def _link(self, leaves):
+    def _link(self, leaves, is_np):
         """Join an output's leaves in a graph that keeps this object."""
         context = self._shards.contexts[0]
         failures.contexts_of_functions.add(context)
@@ -198,7 +200,6 @@ class RecordedCall:
         *others, last = leaves
         last = broadcast_add(last, _GraphLifetime(self, last)(self._anchor))
         joined = join_shards([*others, last], self._shards.axis, context)
-        is_np = isinstance(self._device_outputs[0][0], mx.np.ndarray)
         return joined.as_np_ndarray() if is_np else joined
 
     def backward(

@@ -199,24 +199,24 @@ def number_of_rows(arrays: Iterable, axis: int) -> int:
     return counts.pop()
 
 
-def common_form(outputs: Sequence, leaves: Sequence, shards: Shards) -> str:
+def common_form(
+    outputs: Sequence, leaves: Sequence, shards: Shards, needs_rows: bool = True
+) -> str:
     """Return the form of each device's outputs: structure, types, dtypes and shapes.
 
     A star stands for the rows in a shape. `outputs` and their `leaves` are in the order
-    of the devices. Raise ValueError if an output has another length than the rows, or
+    of the devices. Raise ValueError if an output needs rows and has another length, or
     if forms differ.
     """
     axis, forms = shards.axis, []
     for output, arrays, rows in zip(outputs, leaves, shards.rows):
-        for number, leaf in enumerate(arrays):
-            if not isinstance(leaf, mx.nd.NDArray):
-                continue
-            if not -leaf.ndim <= axis < leaf.ndim or leaf.shape[axis] != rows:
+        texts = [_form(leaf, axis, rows) for leaf in arrays]
+        for number, (leaf, text) in enumerate(zip(arrays, texts)):
+            if needs_rows and isinstance(leaf, mx.nd.NDArray) and "*" not in text:
                 raise ValueError(
                     f"output {number} must have {rows} rows along axis {axis} like the "
                     f"input, got shape {leaf.shape} on {leaf.context}. {_FIX}"
                 )
-        texts = [_form(leaf, axis) for leaf in arrays]
         forms.append(str(rebuild(output, iter(texts))))
     for context, form in zip(shards.contexts, forms):
         if form != forms[0]:
@@ -237,9 +237,10 @@ def check_same_form(form: str, other: str | None, rows: int) -> None:
         )
 
 
-def _form(leaf, axis):
-    shape = list(map(str, getattr(leaf, "shape", ())))
-    if not shape:
+def _form(leaf, axis, rows):
+    if not isinstance(leaf, mx.nd.NDArray):
         return type(leaf).__name__
-    shape[axis] = "*"
+    shape = list(map(str, leaf.shape))
+    if -leaf.ndim <= axis < leaf.ndim and leaf.shape[axis] == rows:
+        shape[axis] = "*"
     return f"{type(leaf).__name__} {np.dtype(leaf.dtype)} ({', '.join(shape)})"

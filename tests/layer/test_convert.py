@@ -10,6 +10,7 @@ from gluon_syncbn import (
     freeze_statistics,
     make_parallel,
     recover,
+    revert_parallel,
     revert_sync_batchnorm,
 )
 from gluon_syncbn.layer import graphs
@@ -81,7 +82,10 @@ def test_converts_an_initialized_net_in_place_and_back(mode, devices):
     # Both shards are in the running means, so the cached graph is the new one.
     first, second = (value(head.running_mean, k) for k in range(2))
     assert (first == second).all() and abs(first).max() > 0
+    make_parallel(net, devices.contexts)
     assert revert_sync_batchnorm(net) is net
+    revert_parallel(net)
+    assert "forward" not in vars(net)  # it was replaced twice
     assert (kinds(net), repr(net)) == (original, text)
     assert set(vars(head)) == attributes
 
@@ -117,11 +121,21 @@ def test_freezing_a_part_of_a_parallel_net(mode):
     check_replicas(net)  # the layers are synchronized again
 
 
-class Configured(nn.BatchNorm):
-    """A subclass that only sets arguments is converted."""
+class BatchNormCudnnOff(nn.BatchNorm):
+    """A subclass that only sets arguments is converted, even with GluonCV's name."""
 
     def __init__(self, **options):
         super().__init__(momentum=0.5, **options)
+
+
+class Sync(SyncBatchNorm):
+    def __init__(self, **options):
+        super().__init__(num_devices=1, **options)
+
+
+class SyncWithRelu(Sync):
+    def forward(self, x):
+        return nd.relu(super().forward(x))
 
 
 class WithRelu(nn.BatchNorm):
@@ -136,12 +150,12 @@ class Called(nn.BatchNorm):
 
 @gluon_1_only("blocks have no hybrid_forward")
 def test_what_a_subclass_does_is_never_lost():
-    classes = Configured, WithRelu, Called
+    classes = BatchNormCudnnOff, WithRelu, Called, Sync, SyncWithRelu
     net = nn.Sequential(prefix="net_")
     options = {"in_channels": 3}
     net.add(*(cls(prefix=f"{cls.__name__}_", **options) for cls in classes))
     net.add(nn.BatchNorm(**options))
-    net[3].hybrid_forward = lambda F, x, **parameters: x
+    net[-1].hybrid_forward = lambda F, x, **parameters: x
     initialized(net)
     with autograd.record():
         expected = net(batch()).asnumpy()
@@ -149,13 +163,14 @@ def test_what_a_subclass_does_is_never_lost():
         convert_sync_batchnorm(net, 1)
     (text,) = [str(warning.message) for warning in caught]
     facts = "WithRelu forward Called __call__ hybrid_forward".split()
-    assert all(fact in text for fact in [*facts, net[3].name])
-    assert "Configured" not in text
+    assert all(fact in text for fact in [*facts, net[-1].name])
+    assert "BatchNormCudnnOff" not in text and "Sync" not in text
     assert [type(layer) for layer in net][1:] == [*classes[1:], nn.BatchNorm]
     assert type(net[0]) is SyncBatchNorm and net[0]._kwargs["momentum"] == 0.5
     with autograd.record():
         np.testing.assert_allclose(net(batch()).asnumpy(), expected, 1e-4, 1e-5)
-    assert type(revert_sync_batchnorm(net)[0]) is Configured
+    reverted = [type(layer) for layer in revert_sync_batchnorm(net)]
+    assert reverted == [*classes[:3], nn.BatchNorm, SyncWithRelu, nn.BatchNorm]
 
 
 def test_other_settings_hold_without_a_new_trace(devices):

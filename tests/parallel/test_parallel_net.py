@@ -324,13 +324,13 @@ def test_nested_inputs_and_outputs(devices):
 
 class Tempered(nn.Dense):
     def forward(self, x, temperature):
-        return super().forward(x) * temperature, x[:, :0]
+        return 7, super().forward(x) * temperature, x[:, :0]
 
 
 @gluon_1_only("mx.npx.set_np")
 @pytest.mark.parametrize("is_variable", [True, False])
 def test_numpy_semantics(is_variable, devices):
-    """An argument has no axes, and a result no elements."""
+    """An argument has no axes. Results are a number, an array and an empty one."""
     with mx.util.np_shape(True), mx.util.np_array(True):
         net = make_parallel(Tempered(1, use_bias=False, in_units=1), devices.contexts)
         net.initialize(mx.init.One())
@@ -339,7 +339,7 @@ def test_numpy_semantics(is_variable, devices):
         if is_variable:
             temperature.attach_grad()
         with autograd.record():
-            y, empty = net(x, temperature)
+            _, y, empty = net(x, temperature)
             total = (y**2).sum() + empty.sum()
         total.backward()
         assert type(y) is type(x) and empty.shape == (3, 0)

@@ -151,6 +151,8 @@ def test_frozen_layers_keep_their_statistics(norm):
     np.testing.assert_allclose(statistics(net[1]), [[2], [1]], rtol=1e-4)
     with pytest.raises(ValueError, match="frozen"):
         recompute_statistics(net[0], [x])
+    trainer = mx.gluon.Trainer(net[1].collect_params(), "sgd")
+    assert "step" not in vars(trainer)  # it is MXNet's own
 
 
 def test_a_layer_that_is_used_twice_sees_all_that_it_gets():
@@ -240,13 +242,14 @@ def test_several_inputs_and_another_batch_axis():
             self.norm = SyncBatchNorm(in_channels=1, axis=0)
 
         def compute(self, F, x, y):
-            return self.norm(x + y)
+            return self.norm(x + y), np.zeros(2)  # any object may be returned
 
     net = make_parallel(Add(), cpus(2), batch_axis=1)
     net.initialize()
     x, y = np.array([[1.0, 2, 3]]), np.array([[0.0, 0, 3]])
     recompute_statistics(net, [(x.astype("float32"), y.astype("float32"))])
     assert statistics(net) == [3, np.float32(14 / 3)]
+    assert net(nd.array(x), nd.array(y))[1].shape == (2,)
 
 
 def net_of_one(contexts, parallel):
