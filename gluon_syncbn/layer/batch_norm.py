@@ -43,8 +43,8 @@ class SyncBatchNorm(nn.BatchNorm):
     in_channels : int, default 0
         Number of channels. 0 means the number in the first input.
     num_devices : int or None, default None
-        Number of contexts that have a shard of each batch. None means the contexts on
-        which the layer is initialized when it is first called or hybridized again.
+        Number of contexts that have a shard of each batch. None means all contexts of
+        the layer; a hybridized net keeps the contexts of its latest trace.
     momentum : float, default 0.9
         Weight of the old running value:
         ``running = momentum * running + (1 - momentum) * batch``. (PyTorch's momentum
@@ -89,13 +89,13 @@ class SyncBatchNorm(nn.BatchNorm):
         Factor of negative values for "leaky_relu". None means 0.01.
     nonfinite : "propagate", "skip" or "raise", default "propagate"
         What a training batch does to the running statistics if its mean or variance is
-        not finite in their dtype. (In float32 a deviation above 1.8e19 is not.) The
-        output is not modified.
+        not finite in their dtype. (In float32 the square of 1.9e19 is not.) The output
+        is not modified.
 
         * "propagate": they become non-finite, as in BatchNorm.
         * "skip": they do not change.
-        * "raise": the next wait raises MXNetError, with the layer, and the device and
-          channel whose shard is not finite.
+        * "raise": the next wait raises MXNetError, which names the layer, device and
+          channel.
     **kwargs
         ``prefix`` and ``params`` of :class:`mxnet.gluon.Block`.
 
@@ -121,8 +121,8 @@ class SyncBatchNorm(nn.BatchNorm):
     Notes
     -----
     Every forward call in training mode updates the running statistics, recorded or not.
-    Each device has the gradients of gamma and beta for its shard. A Trainer sums them
-    over devices, as for every parameter.
+    Each device has the gradients of gamma and beta for its shard, which a Trainer sums
+    over devices. After :func:`make_parallel` each device has the sum.
 
     `contrib.amp` runs custom operators in float32. For float16 call
     ``net.cast('float16')``, which does not change this layer's parameters from float32.
@@ -175,10 +175,8 @@ class SyncBatchNorm(nn.BatchNorm):
         check_bool("center", center)
         check_bool("scale", scale)
         check_bool("use_global_stats", use_global_stats)
-        settings = Settings(
-            *(num_devices, unbiased_running_var, timeout, group, nonfinite),
-            *(activation, slope),
-        ).validate()
+        given = num_devices, unbiased_running_var, timeout, group, nonfinite
+        settings = Settings(*given, activation, slope).validate()
         initializers = {
             "beta_initializer": beta_initializer,
             "gamma_initializer": gamma_initializer,
@@ -234,7 +232,7 @@ class SyncBatchNorm(nn.BatchNorm):
         has_context = not is_graph or trace is not None
         if autograd.is_training() and not is_frozen and has_context:
             self._check_enough_contexts()
-            self._sync.check_thread(self.contexts())
+            self._sync.warn_of_plain_loop(self.contexts())
         types = mx.nd.NDArray, mx.sym.Symbol
         check_type("data", x, types, "an NDArray or Symbol")
         inputs = (x,) if mask is None else (x, mask)

@@ -174,7 +174,8 @@ def freeze_statistics(net: mx.gluon.Block, frozen: bool = True) -> mx.gluon.Bloc
     Warns
     -----
     UserWarning
-        If there is nothing to freeze, or with the names of layers that may not change,
+        If there is nothing to freeze, or with the names of layers that perhaps did not
+        change,
         see :func:`convert_sync_batchnorm`.
 
     Notes
@@ -205,7 +206,7 @@ def freeze_statistics(net: mx.gluon.Block, frozen: bool = True) -> mx.gluon.Bloc
     verb = "freeze" if frozen else "unfreeze"
     unknown = [n for n in norms if n.layer is None or finding.own_methods(n.layer)]
     if unknown:
-        warn(f"freeze_statistics may not {verb} {comma_list(unknown)}")
+        warn(f"freeze_statistics perhaps did not {verb} {comma_list(unknown)}")
     elif not norms:
         warn(f"{name_of(net)} has no batch normalization to {verb}")
     return net
@@ -304,7 +305,7 @@ def _convert_layer(norm, settings):
         original = type(layer), settings_of(layer)
         if isinstance(layer, (ActivatedBatchNorm, CONTRIB)):
             original = nn.BatchNorm, {}
-        _keep_settings(layer)
+        _drop_special_settings(layer)
         layer.__class__ = SyncBatchNorm
     layer._sync = Synchronization(norm.name, settings, original)
     return True
@@ -314,7 +315,7 @@ def _activation_of(layer):
     if isinstance(layer, SyncBatchNorm):
         settings = layer._sync.settings
     elif isinstance(layer, ActivatedBatchNorm):
-        settings = layer._applied
+        settings = layer._activation_settings
     else:  # MXNet before 1.8 has no layer with a ReLU
         has_relu = getattr(layer, "fuse_relu", False)
         settings = Settings(activation="relu" if has_relu else None)
@@ -329,18 +330,19 @@ def _revert_layer(layer):
         sync.release()
         original, settings = sync.original
         if original is nn.BatchNorm and sync.settings.activation is not None:
-            original, layer._applied = ActivatedBatchNorm, sync.settings
+            original, layer._activation_settings = ActivatedBatchNorm, sync.settings
     else:
-        _keep_settings(layer)
+        _drop_special_settings(layer)
     # Later changes of settings stay; GluonCV freezes statistics this way.
     set_settings(layer, {**settings, **settings_of(layer)})
     layer.__class__ = original
 
 
-def _keep_settings(block):
+def _drop_special_settings(block):
     """Drop settings that only one class has; the axis of MXNet's contrib layer is 1."""
     names = "axis", "eps", "momentum", "fix_gamma", "use_global_stats"
-    set_settings(block, {name: settings_of(block).get(name, 1) for name in names})
+    settings = {"axis": 1, **settings_of(block)}
+    set_settings(block, {name: settings[name] for name in names})
 
 
 def _set_fixed_gamma(block):

@@ -55,7 +55,7 @@ class Norm(NamedTuple):
 def norms_of(net: mx.gluon.Block) -> list[Norm]:
     """Return the batch normalizations of a net, including `net` itself.
 
-    The names of parameters show further ones, which have no layer.
+    Other parameters that are named like running means give Norms without a layer.
     """
     found, names = [], blocks.names_in(net)
     for block, name in names.items():
@@ -107,7 +107,7 @@ def dividing_operators(net: mx.gluon.Block, outputs: Iterable) -> list[str]:
 
 
 def own_methods(block: mx.gluon.Block) -> list[str]:
-    """Return the methods of a layer's own class, which conversion would remove."""
+    """Return the names that a layer's own class defines and conversion would lose."""
     cls = type(block)
     known = next(base for base in cls.__mro__ if base in _KNOWN).__mro__
     own = {name for base in cls.__mro__ if base not in known for name in vars(base)}
@@ -205,7 +205,7 @@ def _layer_of(node, inputs, parameters):
 
 def remake_graph(block: SymbolBlock) -> None:
     """Make the graph of a SymbolBlock from its layers."""
-    source = block._source
+    source, is_np = block._source, mx.util.is_np_array()
     nodes, layers = graphs.nodes_of(source.graph), source.layers
     changes = {
         number: _change(nodes[number], source.norms[layer])
@@ -213,19 +213,20 @@ def remake_graph(block: SymbolBlock) -> None:
     }
     replaced = {number for number, change in changes.items() if change is None}
     ours = {number for number in replaced if is_ours(nodes[number])}
-    before = {nodes[number]["inputs"][0][0] for number in ours}
+    # The guards around replaced nodes are also replaced.
+    guards_before = {nodes[number]["inputs"][0][0] for number in ours}
 
     def replace(number, node):
         if number in replaced:
             data = mx.sym.var(graphs.INPUT)
             return layers[number](data.as_np_ndarray() if is_np else data)
         node["attrs"].update(changes.get(number, {}))
-        follows = bool(node["inputs"]) and node["inputs"][0][0] in ours
-        if is_guard(node) and (number in before or follows):
+        is_behind = bool(node["inputs"]) and node["inputs"][0][0] in ours
+        if is_guard(node) and (number in guards_before or is_behind):
             return mx.sym.var(graphs.INPUT)
         return None
 
-    source.made, is_np = source.graph, mx.util.is_np_array()
+    source.made = source.graph
     if any(change != {} for change in changes.values()):
         source.made = graphs.rewrite(source.graph, replace)
     source.keys = source.current_keys()
@@ -233,7 +234,7 @@ def remake_graph(block: SymbolBlock) -> None:
 
 
 def _change(node, norm):
-    """Return a node's new attributes, or None if the layer makes another node."""
+    """Update a layer; return its node's new attributes, or None for another node."""
     layer, is_frozen = norm.layer, settings_of(norm.layer)[_FROZEN]
     if is_ours(node):
         if type(layer) is not SyncBatchNorm or is_frozen:

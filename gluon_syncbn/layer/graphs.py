@@ -36,8 +36,8 @@ from ..native.library import load
 
 
 def guarded(F: Any, value: Any) -> Any:
-    """Return a copy of a layer's input or output that is plain, or gets a plain dy."""
-    # The backward of amp_multicast does not add to the gradient of a graph's input.
+    """Return a copy that makes a layer's input, or its output's gradient, plain."""
+    # Not amp_multicast: its backward never adds to the gradient of a graph's input.
     return F.SliceChannel(value, num_outputs=1)
 
 
@@ -73,7 +73,7 @@ def watch_graphs() -> None:
 
     class CachedOp(mx.nd.CachedOp):
         def __init__(self, graph: Any, flags: Sequence = ()) -> None:
-            self._statistics: list = []  # indices of the inputs
+            self._statistics: list = []  # their indices in the inputs
             self._layers = layers_in(graph)
             self._is_for_gpus = bool(self._layers) and all(
                 context.device_type == "gpu"
@@ -96,8 +96,8 @@ def watch_graphs() -> None:
             written = [inputs[k] for k in self._statistics]
             if written:
                 # Later uses of the statistics must wait for the end of the call.
-                end, context = load().gluon_syncbn_do_nothing, written[0].context
-                push(end, 0, context, arrays_in(outputs), written)
+                do_nothing, context = load().gluon_syncbn_do_nothing, written[0].context
+                push(do_nothing, 0, context, arrays_in(outputs), written)
             return outputs
 
         def _check(self, context: mx.Context) -> None:
@@ -109,7 +109,7 @@ def watch_graphs() -> None:
                     "moving the parameters."
                 )
             if autograd.is_training():
-                first.check_thread(first.contexts)
+                first.warn_of_plain_loop(first.contexts)
 
     save_symbol = mx.sym.Symbol.save
 
@@ -136,10 +136,10 @@ def _prepared(symbol, is_static, is_for_gpus):
     graph's inputs does not change.
     """
     graph, build = parse(symbol), current_build()
-    # A layer that is called directly guards its call.
-    is_own = build is not None and not IS_GLUON_2
-    is_own = is_own and isinstance(build.block, BatchNormBase)
-    if is_for_gpus or is_own:
+    # A layer that is called directly makes its arrays plain in `forward`.
+    is_direct = build is not None and not IS_GLUON_2
+    is_direct = is_direct and isinstance(build.block, BatchNormBase)
+    if is_for_gpus or is_direct:
         dropped = set(_guards(graph))
     else:
         dropped = set()
@@ -185,22 +185,22 @@ def _choose_guards(symbol, graph, is_static, build):
     forms = _infer(symbol, graph, list(guards), build)
     for (number, is_behind), (ndim, dtype) in zip(guards.items(), forms):
         if not is_behind:
-            # It converts oneDNN's blocked layout to row-major, in place if allowed. It
-            # does not with more dimensions, and is a no-op for row-major arrays. A
+            # A Reshape of up to 4 dimensions converts oneDNN's blocked layout to
+            # row-major, in place if allowed. It is a no-op for row-major arrays. A
             # static_shape graph is safe without it, but keeps a plain copy of each x.
             if 1 <= ndim <= 4:
                 _replace(graph["nodes"][number], "Reshape", shape="(-2,)")
         elif not is_static:
-            # It reads blocked layouts, so it needs one pass; it is never in place.
+            # A transpose reads blocked layouts in one pass, and is never in place.
             if ndim == 4:
                 _replace(graph["nodes"][number], "transpose", axes="(0, 1, 2, 3)")
-        # It is in place, and makes the layer's output an inner entry: MXNet runs a node
-        # with an output of the graph as in other modes (src/imperative/cached_op.cc,
-        # StaticInitExec: dynamic_entries). An identity would leave the storage type of
-        # its gradient unknown if the graph's output is y plus an input without one.
+        # amp_multicast is in place. With it y is no output of the graph: its node would
+        # run as in other modes (src/imperative/cached_op.cc, StaticInitExec). With an
+        # identity MXNet would not know the storage type of its gradient if the graph
+        # returns y plus an input without a gradient.
         elif dtype == "float32":
             _replace(graph["nodes"][number], "amp_multicast", num_outputs="1")
-        # It copies blocked gradients, but only float32 has blocked layouts.
+        # A Reshape copies blocked gradients, but only float32 has blocked layouts.
         elif dtype is not None:
             _replace(graph["nodes"][number], "Reshape", shape="(-2,)")
 

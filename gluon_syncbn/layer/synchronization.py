@@ -28,7 +28,7 @@ from ..native.failures import check_timeout, here, warn, watch_process
 from ..native.library import LayerOptions, load
 from ..native.processes import world
 
-# Native code has the same orders.
+# Native code numbers these in the same order.
 NONFINITE = "propagate", "skip", "raise"
 ACTIVATIONS = None, "identity", "relu", "leaky_relu"
 _EXPECTED = 'None, "machine", "process", a list of ranks, or a list of such lists'
@@ -117,12 +117,12 @@ class Synchronization:
     ) -> None:
         self.name, self.settings = name, settings
         self.original = original  # the class and settings that reverting restores
+        self._is_isolated = False
         # The latest call or trace sets these:
         self.contexts: list = []
         self.norm_settings: dict = {}  # the settings of a BatchNorm
         self.parameters: Any = weakref.WeakSet()
         self._options: tuple = ()  # as native code has them
-        self._is_isolated = False
         self._made[name] += 1
         self.shared_name, count = name, self._made[name]
         if count > 1:
@@ -164,7 +164,7 @@ class Synchronization:
     ) -> None:
         """Pass options that have changed to native code.
 
-        `restarts` is True when no call is pending.
+        `restarts` restarts the numbering of calls, of which none may be pending.
         """
         self.contexts, self.norm_settings = list(contexts), dict(norm_settings)
         settings = self.settings
@@ -198,7 +198,7 @@ class Synchronization:
         if self.norm_settings:
             self.update(self.contexts, self.norm_settings)
 
-    def check_thread(self, contexts: Sequence) -> None:
+    def warn_of_plain_loop(self, contexts: Sequence) -> None:
         """Warn once if the main thread calls a layer of several CPU contexts."""
         if Synchronization.has_warned or here.contexts or len(contexts) < 2:
             return
@@ -280,11 +280,11 @@ class ActivatedBatchNorm(nn.BatchNorm):
 
     def _forward_gluon_1(self, F: Any, x: Any, **parameters: Any) -> Any:
         y = super().hybrid_forward(F, x, **parameters)
-        return apply_activation(F, y, self._applied)
+        return apply_activation(F, y, self._activation_settings)
 
     def _forward_gluon_2(self, x: Any) -> Any:
         y = super().forward(x).as_nd_ndarray()
-        return apply_activation(mx.nd, y, self._applied).as_np_ndarray()
+        return apply_activation(mx.nd, y, self._activation_settings).as_np_ndarray()
 
     if IS_GLUON_2:
         forward = _forward_gluon_2

@@ -21,7 +21,7 @@ _LIB = mx.base._LIB
 _reorder = getattr(_LIB, "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv", None)
 
 
-# ---- Nested lists of arrays, and even shares of their rows.
+# ---- Nested lists of arrays.
 
 
 def flatten(value: Any) -> list:
@@ -83,11 +83,8 @@ def push(
     for arrays in read, written:
         handles = (ctypes.c_void_p * len(arrays))(*(array.handle for array in arrays))
         lists += [handles, len(arrays)]
-    code = _LIB.MXEnginePushSyncND(
-        *(function, ctypes.c_void_p(address), None, place),
-        *(*lists, None, 0, b"gluon_syncbn"),
-    )
-    mx.base.check_call(code)
+    call = function, ctypes.c_void_p(address), None, place
+    check_call(_LIB.MXEnginePushSyncND(*call, *lists, None, 0, b"gluon_syncbn"))
 
 
 def memory_of(array: mx.nd.NDArray) -> np.ndarray:
@@ -114,7 +111,7 @@ def make_plain(x: mx.nd.NDArray) -> None:
 
 def _operator(name):
     handle = ctypes.c_void_p()
-    mx.base.check_call(_LIB.NNGetOpHandle(name.encode(), ctypes.byref(handle)))
+    check_call(_LIB.NNGetOpHandle(name.encode(), ctypes.byref(handle)))
     return _make_ndarray_function(handle, name, name)
 
 
@@ -136,9 +133,9 @@ def to_context(array: mx.nd.NDArray, context: mx.Context) -> mx.nd.NDArray:
     """Return a copy on another context, or the array itself if it is there."""
     if array.context == context:
         return array
-    copy = mx.nd.empty(array.shape, context, array.dtype)
-    copy = _copyto(array.as_nd_ndarray(), out=copy)
-    return copy.as_np_ndarray() if isinstance(array, mx.np.ndarray) else copy
+    copied = mx.nd.empty(array.shape, context, array.dtype)
+    copied = _copyto(array.as_nd_ndarray(), out=copied)
+    return copied.as_np_ndarray() if isinstance(array, mx.np.ndarray) else copied
 
 
 def sum_into_first(lists: Sequence[Sequence]) -> None:
@@ -146,8 +143,8 @@ def sum_into_first(lists: Sequence[Sequence]) -> None:
     for first, *others in lists:
         total, copies = first.as_nd_ndarray(), []
         for array in others:
-            copy = mx.nd.empty(array.shape, first.context, array.dtype)
-            copies.append(_copyto(array.as_nd_ndarray(), out=copy))
+            copied = mx.nd.empty(array.shape, first.context, array.dtype)
+            copies.append(_copyto(array.as_nd_ndarray(), out=copied))
         if copies:
             add_n(total, *copies, out=total)
 

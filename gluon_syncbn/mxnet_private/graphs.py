@@ -27,8 +27,8 @@ DTYPES = {  # names of MXNet's dtypes by NumPy type; MXNet publishes no list
 # ---- Symbols. They are immutable, so these functions work on their JSON form.
 
 _load = getattr(mx.sym, "load_json", None) or mx.sym.fromjson  # MXNet 2 renamed it
-# MXNet 1.6 keeps casts. Later versions remove them by default, and leak the graph
-# without.
+# MXNet 1.6 keeps casts. Later versions by default remove them, in a copy of the graph
+# that leaks.
 _HAS_OPTION = "remove_amp_cast" in inspect.signature(mx.sym.Symbol.tojson).parameters
 _WITH_CASTS: dict = {"remove_amp_cast": False} if _HAS_OPTION else {}
 
@@ -130,8 +130,8 @@ def resolve_entry(entry: list, entries: list) -> list:
 
 
 # ---- Nodes of autograd. MXNet numbers all nodes of a process, so their names are
-# unique: "var7" is a variable with a gradient, "null7" an array without a gradient that
-# an operator has read, "node_7" an operator. The public autograd.get_symbol raises if
+# unique: "var7" is an array with attach_grad, "null7" one without that an operator has
+# read, "node_7" an operator. The public autograd.get_symbol raises if
 # nothing is recorded.
 
 
@@ -170,7 +170,7 @@ def next_operator() -> int:
 
 @functools.lru_cache(maxsize=None)
 def _marked(grad_req, context):
-    """Return a variable that makes operators recorded; no graph refers to it."""
+    """Return a variable for operators that must be recorded; no other graph has it."""
     array = mx.nd.zeros((1,), ctx=context)
     array.attach_grad(grad_req)
     return array
@@ -203,7 +203,7 @@ _scopes = _Scopes()
 
 @functools.lru_cache(maxsize=None)
 def count_scopes() -> None:
-    """Count the scopes of ``autograd`` that threads enter from now on."""
+    """Count the outermost scopes of ``autograd`` that threads enter from now on."""
     enter = autograd._RecordingStateScope.__enter__
 
     def counted_enter(self):
@@ -219,7 +219,7 @@ def scope_number() -> int:
 
 
 # ---- Backward. MXNet has no hook for it, but `backward` and `autograd.grad` call the
-# same C function, which `replace_backward` replaces.
+# same C function, which `install_backward` replaces.
 
 _mxnet_differentiate = _LIB.MXAutogradBackwardEx
 
@@ -243,7 +243,7 @@ class BackwardCall:
         mx.base.check_call(_mxnet_differentiate(*self._arguments))
 
 
-def replace_backward(
+def install_backward(
     backward: Callable[[BackwardCall], None], concerns: Callable[[], Any]
 ) -> None:
     """Call `backward` in place of MXNet's function whenever `concerns()` is true."""
@@ -290,9 +290,9 @@ def differentiate(
 def drop(heads: Sequence) -> None:
     """Free the graphs behind some heads without running their backward.
 
-    Arrays without a gradient leave their graph; otherwise MXNet would go on recording
-    the operators that read them. The backward computes the gradient of one additional
-    head only, so it runs no operator of the graphs.
+    A backward detaches arrays without a gradient, so MXNet stops recording operators
+    that read them. This one differentiates one additional head only, so it runs no
+    operator of the graphs.
     """
     variable = _marked("write", heads[0].context)
     was_recording = autograd.set_recording(True)
@@ -300,7 +300,7 @@ def drop(heads: Sequence) -> None:
         heads = [*heads, _identity(variable)]
     finally:
         autograd.set_recording(was_recording)
-    differentiate(heads, heads, [variable], False, True)
+    differentiate(heads, heads, [variable], False, True)  # any gradients serve
 
 
 def _array_of(handle):

@@ -73,7 +73,7 @@ def mark_fresh(arrays: Iterable[mx.nd.NDArray], fresh: bool = True) -> None:
         data._fresh_grad = fresh
 
 
-def with_gradients(parameters: Iterable) -> list[tuple[Any, list]]:
+def having_gradients(parameters: Iterable) -> list[tuple[Any, list]]:
     """Return the parameters that have gradients, each with its (data, gradient)s."""
     return [(p, list(zip(p._data, p._grad))) for p in parameters if p._data and p._grad]
 
@@ -98,7 +98,7 @@ class Replicas:
     """
 
     contexts: Sequence  # the net's devices
-    arrays: Any  # the parameter's arrays, whose contexts are known
+    arrays: Any  # the parameter's arrays when it was checked
 
     def __init__(self, parameter: Any, here: Any) -> None:
         self._parameter, self._here = parameter, here
@@ -110,6 +110,7 @@ class Replicas:
     def __call__(self, arrays: Any, context: Any) -> Any:
         parameter = self._parameter
         get = type(parameter)._check_and_get
+        # Gluon passes the type `list` to get all arrays.
         is_for_program = not self._here.contexts and context is not list
         if not is_for_program or not arrays or len(arrays) == 1:
             return get(parameter, arrays, context)
@@ -133,9 +134,9 @@ class Replicas:
             self.lent = context
 
     def value(self) -> mx.nd.NDArray:
-        """Return the first device's value, which Gluon then saves.
+        """Return the first device's value for Gluon to save.
 
-        Gluon saves the mean over contexts, which rounds even if all values are equal.
+        Gluon's own mean over contexts would round even equal values.
         """
         mx.nd.waitall()  # no read waits for work that changes a weight's layout
         first = self.contexts[0]
@@ -167,7 +168,7 @@ class Replicas:
 
 
 def replicate(parameter: Any, contexts: Sequence, here: Any) -> bool:
-    """Make a dense parameter a parallel net's; return True if it was none's."""
+    """Give a dense parameter to a parallel net; return True if it belonged to none."""
     if parameter._stype != "default":
         return False
     is_new = not is_replicated(parameter)

@@ -79,12 +79,12 @@ def reduced_once(trainer: mx.gluon.Trainer) -> Iterator[None]:
     Within this process there is nothing to reduce. Between processes one gradient is
     reduced, and the result is copied to each device.
     """
-    is_done = trainer._kvstore and not trainer._distributed
-    is_done = is_done and not trainer._update_on_kvstore
+    is_local = trainer._kvstore and not trainer._distributed
+    is_reduced = is_local and not trainer._update_on_kvstore
     summed = [p for p in trainer._params if is_summed(p) and gradients_of(p)]
-    with _one_replica_each(trainer, summed, "null" if is_done else None):
+    with _one_replica_each(trainer, summed, "null" if is_reduced else None):
         yield
-    if not is_done:
+    if not is_reduced:
         for parameter in summed:
             first, *others = gradients_of(parameter)
             copy_to_others(first, others)

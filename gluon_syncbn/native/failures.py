@@ -33,11 +33,11 @@ contexts_of_functions = set()  # contexts that run our autograd.Functions
 class Here(threading.local):
     """State of the calling thread."""
 
-    contexts: Sequence = ()  # the contexts of the innermost map that runs this thread
+    contexts: Sequence = ()  # the contexts of the innermost map in this thread
     recovery = -1  # number of the latest recovery at this thread's latest check
     was_cancelled = False  # the check found a recovery of another thread
 
-    def __reduce__(self) -> str:  # a copy of a net has the same threads
+    def __reduce__(self) -> str:  # copies refer to the global name
         return "here"
 
 
@@ -58,7 +58,7 @@ def turn() -> Iterator[tuple[DeferredSignals, bool]]:
             return
         lock = _turns[os.getpid()]
         try:
-            yield section, section.wait(0, lock.acquire, True, bound())
+            yield section, section.wait(0, lock.acquire, True, lock_timeout())
         finally:
             with suppress(RuntimeError):  # this thread has not got its turn
                 lock.release()
@@ -119,7 +119,7 @@ def get_timeout() -> float:
     return load().gluon_syncbn_timeout()
 
 
-def bound() -> float:
+def lock_timeout() -> float:
     """Return the timeout in seconds, limited to the range of Python's locks."""
     return min(load().gluon_syncbn_timeout(), threading.TIMEOUT_MAX)
 
@@ -132,7 +132,7 @@ def failure() -> str:
     return load().gluon_syncbn_failure()
 
 
-def check_thread() -> None:
+def raise_pending() -> None:
     """Raise MXNetError if a layer has failed or another thread called `recover`."""
     failed = failure()
     if failed:
@@ -245,7 +245,7 @@ def _finish_work():
 
 @lru_cache(maxsize=None)
 def watch_process() -> None:
-    """End all work before a fork and at exit; the first layer calls this."""
+    """End all work before a fork and at exit, from the first layer or call on."""
     # ctypes releases the GIL, so other threads can queue what pending work waits for.
     os.register_at_fork(before=load().gluon_syncbn_wait_before_fork)
     # MXNet's own exit handler, which runs after this one, stops the threads of custom

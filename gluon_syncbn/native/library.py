@@ -121,14 +121,14 @@ def mpi_path() -> Path:
 
 @functools.lru_cache(maxsize=None)
 def load() -> ctypes.CDLL:
-    """Return the loaded library; raise ImportError if MXNet cannot use it."""
+    """Return the loaded library; raise ImportError, or ValueError for a variable."""
     file = path()
     if not file.exists():
         raise ImportError(
             f"{file} does not exist. Build it with {_BUILD}. If it is installed, start "
             f"Python outside {file.parent.parent}, which contains the sources."
         )
-    limit = os.environ.get("GLUON_SYNCBN_INSTRUCTION_SET")
+    limit = os.environ.get("GLUON_SYNCBN_INSTRUCTION_SET")  # native code reads it
     if limit:
         limits = "generic", "avx2", "avx512"
         check_choice("GLUON_SYNCBN_INSTRUCTION_SET", limit, limits)
@@ -216,7 +216,7 @@ def features() -> dict[str, Any]:
           for all GPUs of generation 9) or PTX (``"90-virtual"``).
         * ``cuda_missing``: the reason why there are no CUDA kernels, for example the
           error of each nvcc, or an empty text.
-        * ``mpi``: True if :mod:`gluon_syncbn.distributed` was built.
+        * ``mpi``: True if the library for MPI was built.
         * ``library``: the library's path.
 
     Examples

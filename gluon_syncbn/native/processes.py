@@ -128,7 +128,6 @@ def init(timeout: float | None = None) -> None:
     comm, machines = _connect(seconds)
     load().gluon_syncbn_distributed_open(_transport(comm))
     _world = World(comm, machines)
-    # Runs before the handler of failures.py, which was registered earlier.
     atexit.register(_leave_at_exit, os.getpid())
 
 

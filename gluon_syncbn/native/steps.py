@@ -79,9 +79,9 @@ def _around_init(trainer: mx.gluon.Trainer) -> Iterator[None]:
     of uninitialized memory.
     """
     if trainers.not_copied_yet(trainer):
-        _warn_of_shards(trainer)
+        _warn_of_unconnected_layers(trainer)
         mx.nd.waitall()
-    with DeferredSignals():  # a key can be initialized once
+    with DeferredSignals():  # a kvstore initializes a key only once
         yield
     if trainers.workers_of(trainer) > 1:
         # MXNet does not order the copies before the first gradients, so servers could
@@ -109,8 +109,8 @@ def _around_update(trainer: mx.gluon.Trainer) -> Iterator[None]:
     is_done = trainers.updates_on_kvstore(trainer)
     if not is_done:
         _await_gradients(trainer)
-    is_once = nullcontext() if is_done else trainers.updated_once(trainer)
-    with DeferredSignals(), is_once:
+    updated = nullcontext() if is_done else trainers.updated_once(trainer)
+    with DeferredSignals(), updated:
         yield
 
 
@@ -139,11 +139,11 @@ def _await_gradients(trainer):
     ready = mx.nd.empty((1,), ctx=mx.cpu())
     push(load().gluon_syncbn_do_nothing, 0, ready.context, gradients, [ready])
     ready.wait_to_read()
-    failures.check_thread()
+    failures.raise_pending()
 
 
-def _warn_of_shards(trainer):
-    """Warn of a kvstore, which connects gradients of workers but not layers."""
+def _warn_of_unconnected_layers(trainer):
+    """Warn if workers of a kvstore normalize alone, because it sums gradients only."""
     workers = trainers.workers_of(trainer)
     alone = [layer.name for layer in _layers_of(trainer) if layer.is_alone()]
     if workers > 1 and alone:

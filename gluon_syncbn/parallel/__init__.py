@@ -1,1 +1,1 @@
-"""Nets on several devices: they take whole batches and return joined outputs."""
+"""Nets on several devices: parallel nets, plain loops, and the devices' threads."""

@@ -21,24 +21,24 @@ from mxnet import autograd
 from ..mxnet_private import graphs
 from ..mxnet_private.arrays import sum_into_first
 from ..mxnet_private.parameters import (
+    having_gradients,
     is_fresh,
     mark_fresh,
     set_summed,
-    with_gradients,
 )
 from .recorded_call import any_recorded, calls_behind, write_gradients
 
 
 @lru_cache(maxsize=None)
 def replace_backward() -> None:
-    """Replace MXNet's backward, which still runs while no call of a net is recorded."""
-    graphs.replace_backward(_backward, any_recorded)
+    """Replace MXNet's backward, which still runs for graphs without a call of a net."""
+    graphs.install_backward(_backward, any_recorded)
 
 
 def _backward(backward):
     """Run MXNet's backward, then the backward of the calls that its heads depend on.
 
-    Graphs of several nets, and of several threads, are not mixed.
+    Calls that no head depends on, also other threads' calls, are left alone.
     """
     calls, names = calls_behind(backward.heads)
     if not calls:
@@ -59,7 +59,7 @@ def _backward(backward):
             _run_calls(calls, leaves, backward, parameters)
         is_kept = backward.retain_graph
         if not is_kept:
-            # Graphs may share an array without a gradient, so all are freed at once.
+            # Freeing one graph breaks others that share an array without a gradient.
             cut = [head for call in calls for head in call.inputs + call.heads]
             graphs.drop(backward.heads + cut)
     finally:
@@ -142,7 +142,7 @@ class ParameterGradients:
         split = {id(p) for call in calls if call.splits_batch for p in call.parameters}
         known = set()  # arrays; parameters may share them
         parameters = dict.fromkeys(p for call in calls for p in call.parameters)
-        for parameter, pairs in with_gradients(parameters):
+        for parameter, pairs in having_gradients(parameters):
             is_overwritten = parameter.grad_req == "write"
             replicas = [Replica(data, grad, is_overwritten) for data, grad in pairs]
             for replica in replicas:
@@ -173,8 +173,8 @@ class ParameterGradients:
     def summed(self) -> Iterator[None]:
         """Sum over devices the gradients that the ``with`` block writes, at its end.
 
-        Other gradients keep their values and marks, also after
-        a failure. With grad_req="add" the sum is added to the earlier value.
+        Other gradients keep their values and marks, also after a failure.
+        With grad_req="add" the sum is added to the earlier value.
         """
         replicas = sum(self._replicas.values(), [])
         previous = [data for data, *_ in replicas if is_fresh(data)]

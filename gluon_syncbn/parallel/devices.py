@@ -25,6 +25,7 @@ from ..arguments import (
     check_type,
     comma_list,
     pluralize,
+    short_repr,
 )
 from ..compat import Context
 from ..mxnet_private.arrays import draw_seed, set_seed, watch_seed
@@ -35,7 +36,7 @@ _LISTS = (Sequence, mx.nd.NDArray, np.ndarray)
 
 
 # ---- Threads. MXNet keeps about 5 MB for each thread that ever ran an operator, also
-# when the thread has ended, so a context's thread lives as long as its process.
+# when the thread has ended, so Devices keep one thread for each context.
 
 
 class _Thread(threading.local):
@@ -121,14 +122,14 @@ class Workers:
             call = worker.outermost_call()
             if call is None or call.done() or key[0] != os.getpid():
                 continue
-            if wait([call], failures.bound()).not_done:
+            if wait([call], failures.lock_timeout()).not_done:
                 del self._workers[key]
 
 
 # ---- Seeds. Each thread has random generators of its own.
 
 
-_seed_count = 0  # calls of mx.random.seed
+_seed_count = 0  # calls of mx.random.seed outside of maps
 _latest_draw = -1, 0  # `_seed_count` at the latest draw, and the seed that was drawn
 
 
@@ -252,6 +253,8 @@ class Devices:
         ------
         ValueError
             If a list has another length.
+        TypeError
+            If `function` is not callable, or a list is not a list.
         mxnet.MXNetError
             If a layer has failed and :func:`gluon_syncbn.recover` was not called since;
             if another thread has called it and so cancelled this thread's pending work;
@@ -300,7 +303,7 @@ class Devices:
                 )
             if not is_nested:
                 section.wait(0, self._workers.finish)  # an interrupted map may go on
-                failures.check_thread()
+                failures.raise_pending()
             call = _with_callers_state(function, self.contexts)
             try:
                 results = []
@@ -327,7 +330,7 @@ class OwnThreads(Devices):
     """Devices with threads of their own.
 
     Plain loops of several training threads may reach the contexts in different orders.
-    With one thread a context, whose operators share memory, each loop would wait for
+    Operators of one thread share memory, so in shared threads each loop would wait for
     the other loop's operators.
     """
 
@@ -348,15 +351,17 @@ def _lengths(lists):
         # An array without axes has no length.
         has_length = getattr(elements, "shape", None) != ()
         if not (has_length and isinstance(elements, _LISTS)):
-            expected = "a list with an element for each context"
-            check_type(f"list {position}", elements, (), expected)
+            raise TypeError(
+                f"list {position} must be a list with an element for each context, got "
+                f"{short_repr(elements)}"
+            )
     return list(map(len, lists))
 
 
 def _with_callers_state(function, contexts):
     """Return a function that other threads call under this thread's flags and seed."""
     global _latest_draw
-    # A draw waits for the generator. Work that waits for a nested map may use it.
+    # Work that waits for a nested map may use the generator that a draw waits for.
     if _latest_draw[0] != _seed_count and not failures.here.contexts:
         _latest_draw = _seed_count, draw_seed()
     seed_count, seed = _latest_draw

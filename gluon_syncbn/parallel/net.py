@@ -108,7 +108,7 @@ def make_parallel(
 
     ``mx.random.seed`` seeds initialization and Dropout on all devices. Inside a
     function passed to ``net.devices.map``, and in the graph of a hybridized parent, the
-    net runs on the device of its argument.
+    net runs on the device of its argument. Do not train such a parent.
 
     Examples
     --------

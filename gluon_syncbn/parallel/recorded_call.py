@@ -29,7 +29,7 @@ from ..native.steps import list_alive
 from .devices import Devices
 from .shards import Shards, join_shards
 
-_calls = weakref.WeakValueDictionary()  # the key is the lifetime anchor's name
+_calls = weakref.WeakValueDictionary()  # {anchor_name: call}
 
 
 class Span(NamedTuple):
@@ -41,7 +41,7 @@ class Span(NamedTuple):
     variables: set  # names of all variables that the devices' graphs may have
 
 
-# An array of a device's graph that the net has kept may outlive the call.
+# The latest 100: a net may keep an array of a device's graph after the call.
 _spans: Any = collections.deque(maxlen=100)
 
 
@@ -54,7 +54,7 @@ def refuse_losses(net: mx.gluon.Block, first: int, variables: set) -> None:
 
 
 def any_recorded() -> bool:
-    """Return True if any graph was cut."""
+    """Return True if a loss may depend on a call or a span."""
     return bool(_calls or _spans)
 
 
@@ -66,7 +66,7 @@ def calls_behind(heads: Iterable) -> tuple[list[RecordedCall], set[str]]:
     names, found = graphs.variables_behind(heads), []
     _check_only_outputs(heads, names)
     for call in reversed(list_alive(_calls)):
-        if call.lifetime_anchor in names:
+        if call.anchor_name in names:
             found.append(call)
             names |= graphs.variables_behind(call.inputs)
     return found, names
@@ -114,7 +114,7 @@ class RecordedCall:
         self.splits_batch = shards.axis is not None
         self._anchor = mx.nd.zeros((1,), ctx=shards.contexts[0])
         self._anchor.attach_grad("null")
-        (self.lifetime_anchor,) = graphs.names_of([self._anchor])
+        (self.anchor_name,) = graphs.names_of([self._anchor])
         self._first_operator = graphs.next_operator()
         # Views, because a head of MXNet must not be a variable, nor occur twice.
         arrays = [x.as_nd_ndarray() for x, *_ in shards.recorded]
@@ -134,7 +134,7 @@ class RecordedCall:
         columns = list(zip(*leaves))  # the shards of each output
         self._device_outputs = list(zip(*columns))
         places = zip(contexts, self._device_outputs, self._device_inputs)
-        variables = [self._variables(*place, known) for place in places]
+        variables = [self._check_variables(*place, known) for place in places]
         if len(contexts) > 1 or axis is None:
             names = set().union(*known.values(), *(own for own, _ in variables))
             refuse_losses(self._net, self._first_operator, names)
@@ -152,7 +152,7 @@ class RecordedCall:
             for column, (names, leaves) in zip(columns, cut)
         ]
 
-    def _variables(self, context, outputs, inputs, known):
+    def _check_variables(self, context, outputs, inputs, known):
         """Return the names of a device's inputs, and True if its graph has variables.
 
         Raise ValueError if a variable is neither an input nor a parameter of the net.
@@ -172,7 +172,7 @@ class RecordedCall:
         return own, bool(names)
 
     def _cut(self, column, are_trained):
-        """Return an output's new leaves in the caller's graph, and their names.
+        """Return the names of an output's leaves in the caller's graph, and the leaves.
 
         A constant has no name.
         """
@@ -196,7 +196,7 @@ class RecordedCall:
         """Join an output's leaves in a graph that keeps this object."""
         context = self._shards.contexts[0]
         failures.contexts_of_functions.add(context)
-        _calls[self.lifetime_anchor] = self
+        _calls[self.anchor_name] = self
         *others, last = leaves
         last = broadcast_add(last, _GraphLifetime(self, last)(self._anchor))
         joined = join_shards([*others, last], self._shards.axis, context)
@@ -237,7 +237,7 @@ class RecordedCall:
         self._device_outputs = self._device_inputs = self.heads = self.inputs = []
         self.cut_leaves = {}
         del self._shards
-        _calls.pop(self.lifetime_anchor, None)
+        _calls.pop(self.anchor_name, None)
 
 
 def variables_on(context: mx.Context, parameters: Iterable) -> set[str | None]:
@@ -261,7 +261,7 @@ def without_duplicates(leaves: list) -> list:
 
 def _holder_of(names, net):
     """Describe the object with an array that depends on one of the variables."""
-    if not all(names.isdisjoint(call.cut_leaves) for call in list_alive(_calls)):
+    if any(names & call.cut_leaves.keys() for call in list_alive(_calls)):
         return "the result of a net that is parallel over other devices"
     for block in blocks_of(net):
         for attribute, value in vars(block).items():

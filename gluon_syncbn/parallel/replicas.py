@@ -1,9 +1,4 @@
-"""The replicas of a parallel net's parameters and running statistics.
-
-A program for one device has one array of a parameter and one of its gradient. On
-several devices it gets the replica on its current context, changes that replica, and
-expects all devices to use the change.
-"""
+"""Running statistics during a call: restored after it, or computed by some devices."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Shards:
         axis: int,
         limit: int | None = None,
     ) -> Shards:
-        """Split batches, or their first rows, over as many devices as get a row.
+        """Split at most `limit` rows of batches over as many devices as get a row.
 
         `leaves` are the flattened `args`. Arrays without axes are copied to each
         device.
