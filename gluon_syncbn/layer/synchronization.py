@@ -37,8 +37,7 @@ _EXPECTED = 'None, "machine", "process", a list of ranks, or a list of such list
 class Settings(NamedTuple):
     """The options that a BatchNorm does not have; see the arguments of SyncBatchNorm.
 
-    Conversion sets all but the activation. src/c_api/python_api.cc decides what
-    backward reads for each activation.
+    Conversion sets all but the activation.
     """
 
     num_devices: int | None = None

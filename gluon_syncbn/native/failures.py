@@ -1,7 +1,4 @@
-"""Timeouts that end a wait, recovery after an error, and warnings.
-
-Errors of waits and warnings show the user's current lines.
-"""
+"""Timeouts that end a wait, recovery after an error, and warnings."""
 
 from __future__ import annotations
 

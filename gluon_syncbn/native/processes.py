@@ -1,7 +1,6 @@
 """The processes of the program: their ranks, and how they connect over MPI and leave.
 
-mpi4py initializes MPI, unless Horovod has, and finalizes it. The native library sends
-the layers' messages over a communicator of mpi4py.
+The native library sends the layers' messages over a communicator of mpi4py.
 """
 
 from __future__ import annotations

@@ -25,7 +25,6 @@ from ..arguments import (
     check_type,
     comma_list,
     pluralize,
-    short_repr,
 )
 from ..compat import Context
 from ..mxnet_private.arrays import draw_seed, set_seed, watch_seed
@@ -281,12 +280,8 @@ class Devices:
     def map_first(self, function: Callable, *lists: Sequence) -> list:
         """Call a function as :meth:`map` does, for the first contexts only.
 
-        The lists have as many elements as there are contexts to call.
-
-        Raises
-        ------
-        ValueError
-            If lists differ in length, or have more elements than there are contexts.
+        The lists have as many elements as there are contexts to call. ValueError is
+        raised if they differ in length, or have more elements than there are contexts.
         """
         check_type("function", function, Callable, "a function")
         lengths = set(_lengths(lists))
@@ -351,10 +346,8 @@ def _lengths(lists):
         # An array without axes has no length.
         has_length = getattr(elements, "shape", None) != ()
         if not (has_length and isinstance(elements, _LISTS)):
-            raise TypeError(
-                f"list {position} must be a list with an element for each context, got "
-                f"{short_repr(elements)}"
-            )
+            expected = "a list with an element for each context"
+            check_type(f"list {position}", elements, (), expected)  # always raises
     return list(map(len, lists))
 
 

@@ -90,8 +90,6 @@ class RecordedCall:
 
     Attributes
     ----------
-    parameters : list of mxnet.gluon.Parameter
-        The net's parameters.
     inputs : list of NDArray
         Heads of the caller's graph before the call.
     cut_leaves : dict of NDArray

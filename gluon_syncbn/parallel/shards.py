@@ -30,8 +30,6 @@ class Shards:
 
     Attributes
     ----------
-    contexts : list of mxnet.Context
-        The devices.
     arguments : list
         The arguments of each device's call.
     recorded : list of (NDArray, list of NDArray, int or None)

@@ -129,8 +129,7 @@ class BatchNormCudnnOff(nn.BatchNorm):
 
 
 class Sync(SyncBatchNorm):
-    def __init__(self, **options):
-        super().__init__(num_devices=1, **options)
+    pass
 
 
 class SyncWithRelu(Sync):
