@@ -191,9 +191,9 @@ def check_equal(
     what: str, lines: list, fix: str, root: int = 0, timeout: float | None = None
 ) -> None:
     """Raise ValueError on all ranks if a rank's lines of text differ from `root`'s."""
-    everyone = allgather(lines, f"comparison of {what}", timeout)
-    for rank, lines in enumerate(everyone):
-        pairs = itertools.zip_longest(everyone[root], lines, fillvalue="nothing more")
+    lists = allgather(lines, f"comparison of {what}", timeout)
+    for rank, lines in enumerate(lists):
+        pairs = itertools.zip_longest(lists[root], lines, fillvalue="nothing more")
         for expected, line in pairs:
             if line != expected:
                 raise ValueError(

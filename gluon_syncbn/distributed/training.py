@@ -132,14 +132,13 @@ class Trainer(mx.gluon.Trainer):
             ranks differ in the trainer, its settings or the frozen parameters. The text
             names the first difference and both ranks.
         """
-        samples = check_real(
+        check_bool("ignore_stale_grad", ignore_stale_grad)
+        self._samples = check_real(
             "batch_size",
             batch_size,
             "a finite number of samples, not negative",
             lambda value: 0 <= value < math.inf,
         )
-        check_bool("ignore_stale_grad", ignore_stale_grad)
-        self._samples = samples
         self.allreduce_grads()
         if self._total == 0:
             raise ValueError(

@@ -7,6 +7,7 @@ import functools
 import inspect
 import json
 import re
+import sys
 import threading
 from typing import Any, Callable, Iterable, Sequence
 
@@ -249,19 +250,15 @@ def install_backward(
     """Call `backward` in place of MXNet's function whenever `concerns()` is true."""
 
     def replacement(*arguments):
-        if _own.is_running or not concerns():
+        # A flag of the thread would stay set after an exception of a signal's handler.
+        caller = sys._getframe(1).f_back
+        is_own = caller is not None and caller.f_code is differentiate.__code__
+        if is_own or not concerns():
             return _mxnet_differentiate(*arguments)
         backward(BackwardCall(arguments))
         return 0
 
     _LIB.MXAutogradBackwardEx = replacement
-
-
-class _Own(threading.local):
-    is_running = False  # True in `differentiate`
-
-
-_own = _Own()
 
 
 def differentiate(
@@ -271,20 +268,13 @@ def differentiate(
     retain_graph: bool,
     train_mode: bool,
 ) -> list[mx.nd.NDArray]:
-    """Run MXNet's own `autograd.backward`, or `autograd.grad` if there are variables.
-
-    A gradient that is None stands for ones.
-    """
+    """Run MXNet's own `backward`, or `autograd.grad` if there are variables."""
     heads, gradients, variables = list(heads), list(gradients), list(variables)
-    _own.is_running = True
-    try:
-        if variables:
-            options = retain_graph, False, train_mode
-            return autograd.grad(heads, variables, gradients, *options)
-        autograd.backward(heads, gradients, retain_graph, train_mode)
-        return []
-    finally:
-        _own.is_running = False
+    if variables:
+        options = retain_graph, False, train_mode
+        return autograd.grad(heads, variables, gradients, *options)
+    autograd.backward(heads, gradients, retain_graph, train_mode)
+    return []
 
 
 def drop(heads: Sequence) -> None:

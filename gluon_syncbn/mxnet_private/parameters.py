@@ -181,7 +181,6 @@ def replicate(parameter: Any, contexts: Sequence, here: Any) -> bool:
 
 
 def set_summed(parameters: Iterable, summed: bool) -> None:
-    """Set what `is_summed` returns."""
     for parameter in parameters:
         if isinstance(parameter._check_and_get, Replicas):
             parameter._check_and_get.is_summed = summed

@@ -130,7 +130,7 @@ def split_rows(
 def join_shards(shards: Sequence, axis: int | None, context: mx.Context) -> Any:
     """Return the shards of an array as one array, or the sum of copies without an axis.
 
-    Of any other object return the first device's.
+    Return the first device's object if the objects are no arrays.
     """
     if not isinstance(shards[0], mx.nd.NDArray):
         return shards[0]
