@@ -62,8 +62,8 @@ for number in range(steps):
     if number == steps // 2:
         before = faults()
     y = x * 2
-    y.wait_to_read()
     del y
+    mx.nd.waitall()  # until the array is freed
 pages = x.size * 4 / resource.getpagesize()
 fresh = (faults() - before) / (steps - steps // 2) / pages
 print(json.dumps(fresh))

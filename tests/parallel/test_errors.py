@@ -69,7 +69,6 @@ def line_of(function):
     return f"test_errors.py:{first + offset}, in ", lines[offset].strip()
 
 
-@pytest.mark.filterwarnings("ignore:.*the main thread calls it")
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_the_line_that_waits(mistake, devices):
     layer = set_mode(make_layer(devices.contexts), "static_shape")
