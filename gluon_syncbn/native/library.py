@@ -148,13 +148,14 @@ def load() -> ctypes.CDLL:
 def _check_whole(file):
     """Raise OSError if the file's end is missing, which would crash the process.
 
-    The table of an ELF file's sections is at its end.
+    An ELF file ends with a table of its sections; a full disk may leave zeros there.
     """
     content = file.read_bytes()
     if len(content) < 64 or content[:4] != b"\x7fELF":
         raise OSError("it is not a library")
     offset, size, count = struct.unpack_from("<Q10xHH", content, 40)
-    if len(content) < offset + size * count:
+    sections = content[offset : offset + size * count]
+    if len(sections) < size * count or not any(sections[-size:]):
         raise OSError("its end is missing")
 
 

@@ -61,7 +61,8 @@ def test_a_library_of_other_sources_is_refused(monkeypatch):
 
 DAMAGE = {  # a word of the error, and what causes it
     "not a library": lambda content: b"text\n" * 100,
-    "end": lambda content: content[: len(content) // 2],
+    "end": lambda content: content[:-1],
+    "end is": lambda content: content[: len(content) // 2].ljust(len(content), b"\0"),
     "ELF": lambda content: content[:4] + b"\1" + content[5:],
 }
 
