@@ -186,7 +186,7 @@ def test_arrays_that_the_program_changes_on_any_context(contexts):
         loss.backward()
         change()
         trainer.step(1)
-        assert [array.asscalar() for array in net.weight.list_data()] == [3, 3]
+        assert [a.asnumpy().item() for a in net.weight.list_data()] == [3, 3]
 
     def change_and_read_another():
         net.weight.grad(contexts[1])[:] /= 3
@@ -200,7 +200,7 @@ def test_arrays_that_the_program_changes_on_any_context(contexts):
     net.weight.data(contexts[1])[:] = 7
     net.weight.data(contexts[0])
     assert net(data).asnumpy().tolist() == [[7], [14]]
-    assert net.weight.data().asscalar() == 7
+    assert net.weight.data().asnumpy().item() == 7
 
 
 @gluon_1_only("shapes are not inferred by traces")
