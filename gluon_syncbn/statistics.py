@@ -280,8 +280,8 @@ def _shared(batches):
 def _check_all_ranks(collected):
     """Raise ValueError on all ranks if one of them has a fault."""
     faults = [
-        f"SyncBatchNorm '{layer.name}': the statistics of the batches must be finite. "
-        "Check the parameters and inputs. The running statistics are unchanged."
+        f"SyncBatchNorm '{name_of(layer)}': the statistics of the batches must be "
+        "finite. Check the parameters and inputs. The running statistics are unchanged."
         for layer, moments in collected.items()
         if not np.isfinite([moments.mean, moments.m2]).all()
     ]

@@ -76,6 +76,7 @@ class Program:
         self.way, self.net = way, Branches()
         self.driver, self.losses = Loop(CONTEXTS), []
         self.net.initialize(ctx=CONTEXTS)
+        self.net(nd.zeros((1, 3, 2, 2)))  # Gluon 2 does not know all shapes before
         self.parameters = list(self.net.collect_params().values())
         settings = {"learning_rate": 0.1}
         stores = {"kvstore": kvstore, "update_on_kvstore": on_kvstore}
