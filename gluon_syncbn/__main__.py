@@ -68,10 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _check(contexts, mode, dtype):
     """Print a row of the table; raise ArithmeticError if a result is wrong."""
-    errors, limit = (
-        installation.check(contexts, mode, dtype),
-        BOUND * np.finfo(dtype).eps,
-    )
+    errors = installation.check(contexts, mode, dtype)
+    limit = BOUND * np.finfo(dtype).eps
     for name, error in errors.items():
         if error > limit:
             raise ArithmeticError(

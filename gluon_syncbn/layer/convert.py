@@ -174,9 +174,8 @@ def freeze_statistics(net: mx.gluon.Block, frozen: bool = True) -> mx.gluon.Bloc
     Warns
     -----
     UserWarning
-        If there is nothing to freeze, or with the names of layers that perhaps did not
-        change,
-        see :func:`convert_sync_batchnorm`.
+        If there is nothing to freeze. Another one names layers that perhaps did not
+        change, see :func:`convert_sync_batchnorm`.
 
     Notes
     -----

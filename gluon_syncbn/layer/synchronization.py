@@ -153,10 +153,11 @@ class Synchronization:
 
     def register(self, parameters: Iterable) -> None:
         """Make trainers of the parameters wait for exchanges of this layer."""
-        registered = weakref.WeakSet(parameters)
-        if registered != self.parameters:
-            self.parameters = registered
-            steps.guard_trainers(registered)
+        parameters = list(parameters)
+        # A layer always has equally many parameters, so new ones replace old ones.
+        if not self.parameters.issuperset(parameters):
+            self.parameters = weakref.WeakSet(parameters)
+            steps.guard_trainers(parameters)
 
     def update(
         self, contexts: Sequence, norm_settings: dict, restarts: bool = False

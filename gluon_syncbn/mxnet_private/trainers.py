@@ -86,8 +86,8 @@ def reduced_once(trainer: mx.gluon.Trainer) -> Iterator[None]:
         yield
     if not is_reduced:
         for parameter in summed:
-            first, *others = gradients_of(parameter)
-            copy_to_others(first, others)
+            gradients = gradients_of(parameter)
+            copy_to_others(gradients[0], gradients)
 
 
 @contextlib.contextmanager

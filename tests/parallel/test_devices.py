@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import Trainer, nn
-from support.blocks import Double, by_gluon, in_threads
+from support.blocks import Double, in_threads, move
 from support.helpers import (
     Loop,
     cpus,
@@ -324,7 +324,7 @@ def test_a_plain_loop_goes_on_after_the_net_has_moved():
     net.initialize(ctx=cpus(2))
     number = failures.latest_recovery[0]
     for contexts in cpus(2), cpus(1):
-        by_gluon(net.collect_params(), net).reset_ctx(contexts)
+        move(net, contexts)
         for _ in range(3):
             with autograd.record():
                 losses = list(map(call_twice, contexts))
