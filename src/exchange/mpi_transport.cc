@@ -1,12 +1,16 @@
 // Messages over a communicator of mpi4py. Only this file needs MPI, so native/processes.py loads it
 // as a separate library. It calls plain functions of MPI 3, which every implementation has.
 #include <mpi.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <functional>
 #include <list>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "core/c_interface.h"
@@ -24,12 +28,22 @@ void Check(int code, const char* function) {
   throw Error(Concat(function, " failed: ", std::string(text, length)));
 }
 
+// MPICH's launcher loses what it has not read from the pipe when MPI_Abort is called.
+void AwaitReader() {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+  for (int unread = 0; ioctl(STDERR_FILENO, FIONREAD, &unread) == 0 && unread > 0;) {
+    if (std::chrono::steady_clock::now() > deadline) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
 // MPI_Finalize would wait without end for a rank that hangs.
 int CallClosing(MPI_Comm, int, void* closing, void*) noexcept {
   bool all_end = false;
   syncbn::CatchAll([&] { all_end = (*static_cast<std::function<bool()>*>(closing))(); });
   if (!all_end) {
     std::fputs("gluon_syncbn ends all ranks, because one of them hangs after a failure\n", stderr);
+    AwaitReader();
     MPI_Abort(MPI_COMM_WORLD, 1);
   }
   return MPI_SUCCESS;
