@@ -9,7 +9,7 @@ import gc
 import inspect
 import sys
 from operator import attrgetter
-from typing import Any, Iterable, NamedTuple, Sequence
+from typing import Any, Iterable, NamedTuple
 
 import mxnet as mx
 from mxnet.gluon import HybridBlock, nn
@@ -202,35 +202,28 @@ class Trace(NamedTuple):
         """Return True if the graph will run, not only infer shapes."""
         return bool(self.block._active)
 
-    @classmethod
-    def of(cls, block: Any, symbols: Sequence, arguments: Any) -> Trace:
-        """Return the Trace of a call. Its arguments may be nested, and some None."""
-        arrays = [value for value in flatten(arguments) if value is not None]
-        names = [symbol.name for symbol in symbols]
-        return cls(block, dict(zip(names, arrays)))
 
+def _traces(code, symbols, arguments):
+    """Yield a Trace of each running call of a function of Gluon's, innermost first.
 
-def _frames_of(code):
-    """Yield the variables of each running call of a function, innermost first."""
+    `symbols` and `arguments` are the names of the function's variables.
+    """
     frame = sys._getframe()
     while frame is not None:
         if frame.f_code is code:
-            yield frame.f_locals
+            found = frame.f_locals
+            names = [symbol.name for symbol in found[symbols]]
+            arrays = [value for value in flatten(found[arguments]) if value is not None]
+            yield Trace(found["self"], dict(zip(names, arrays)))
         frame = frame.f_back
 
 
 def current_trace() -> Trace | None:
     """Return the outermost running trace of this thread, or None."""
-    for found in list(_frames_of(_TRACE))[-1:]:
-        return Trace.of(found["self"], found["symbol_inputs"], found["flatten_args"])
-    return None
+    traces = list(_traces(_TRACE, "symbol_inputs", "flatten_args"))
+    return traces[-1] if traces else None
 
 
 def current_build() -> Trace | None:
-    """Return a Trace of the block that is making its CachedOp in this thread, or None.
-
-    Its tracing has ended by then.
-    """
-    for found in _frames_of(_BUILD):
-        return Trace.of(found["self"], found["data"], found["args"])
-    return None
+    """Return a Trace of the block that makes its CachedOp in this thread, or None."""
+    return next(_traces(_BUILD, "data", "args"), None)

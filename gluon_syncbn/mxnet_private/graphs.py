@@ -6,7 +6,6 @@ import ctypes
 import functools
 import inspect
 import json
-import re
 import sys
 import threading
 from typing import Any, Callable, Iterable, Sequence
@@ -160,7 +159,7 @@ def operators_behind(arrays: Iterable) -> list[int]:
     if not symbols:
         return []
     names = mx.sym.Group(symbols).get_internals().list_outputs()
-    return [int(found.group(1)) for found in map(_OPERATOR.match, names) if found]
+    return [int(name.split("_")[1]) for name in names if name.startswith("node_")]
 
 
 def next_operator() -> int:
@@ -175,9 +174,6 @@ def _marked(grad_req, context):
     array = mx.nd.zeros((1,), ctx=context)
     array.attach_grad(grad_req)
     return array
-
-
-_OPERATOR = re.compile(r"node_(\d+)")
 
 
 def symbols_of(arrays: Iterable) -> list[Any]:

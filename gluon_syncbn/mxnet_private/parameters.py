@@ -119,19 +119,16 @@ class Replicas:
             if context not in contexts_of(parameter):
                 context = self.contexts[0]
         array = get(parameter, arrays, context)
-        self._lend(context, arrays is parameter._grad)
-        return array
-
-    def _lend(self, context, is_gradient):
-        """Note the array that the program gets, after copying what it wrote before."""
-        if is_gradient:
+        # The program may have written to the array that it got before.
+        if arrays is parameter._grad:
             if self.lent_gradient not in (None, context):
-                copy_to_others(self.gradient(), gradients_of(self._parameter))
+                copy_to_others(self.gradient(), arrays)
             self.lent_gradient = context
         else:
             if self.lent not in (None, context):
-                collect_lent([self._parameter])
+                collect_lent([parameter])
             self.lent = context
+        return array
 
     def value(self) -> mx.nd.NDArray:
         """Return the first device's value for Gluon to save.

@@ -6,7 +6,7 @@ A Trainer publishes only its learning rate and optimizer, and has no hooks.
 from __future__ import annotations
 
 import contextlib
-from functools import wraps
+from functools import partial
 from operator import attrgetter
 from typing import Callable, Iterable, Iterator
 
@@ -151,8 +151,15 @@ class _OneReplica:
 
 def when_trainer_is_set(parameter: mx.gluon.Parameter, act: Callable) -> None:
     """Call `act` with the parameter's trainer, and with each later one."""
-    parameter._set_trainer = _SetTrainer(parameter, act)
+    # A deep copy of a partial refers to the copied parameter.
+    parameter._set_trainer = partial(_set_trainer, parameter, act)
     trainer = trainer_of(parameter)
+    if trainer is not None:
+        act(trainer)
+
+
+def _set_trainer(parameter, act, trainer):
+    type(parameter)._set_trainer(parameter, trainer)
     if trainer is not None:
         act(trainer)
 
@@ -161,38 +168,18 @@ def forget_trainers(parameter: mx.gluon.Parameter) -> None:
     vars(parameter).pop("_set_trainer", None)
 
 
-class _SetTrainer:
-    """Replacement for `Parameter._set_trainer` that also works in a deep copy."""
-
-    def __init__(self, parameter, act):
-        self.parameter, self.act = parameter, act
-
-    def __call__(self, trainer):
-        type(self.parameter)._set_trainer(self.parameter, trainer)
-        if trainer is not None:
-            self.act(trainer)
-
-
 def wrap(trainer: mx.gluon.Trainer, **arounds: Callable) -> None:
     """Run methods of one trainer inside context managers, until `unwrap`.
 
-    Each keyword names a method; its value takes the trainer and returns the context
-    manager. ``_init_params`` copies parameters to all contexts once.
-    ``_allreduce_grads`` also updates if the kvstore does; otherwise ``_update`` does.
+    Each keyword names a method, and its value is a function of the trainer that
+    `contextmanager` has decorated. ``_init_params`` copies parameters to all contexts
+    once. ``_allreduce_grads`` also updates if the kvstore does; otherwise ``_update``
+    does.
     """
     for name, around in arounds.items():
-        setattr(trainer, name, _wrapped(trainer, getattr(trainer, name), around))
+        setattr(trainer, name, around(trainer)(getattr(trainer, name)))
 
 
 def unwrap(trainer: mx.gluon.Trainer, names: Iterable[str]) -> None:
     for name in names:
         vars(trainer).pop(name, None)
-
-
-def _wrapped(trainer, method, around):
-    @wraps(method)
-    def wrapped(*args, **kwargs):
-        with around(trainer):
-            return method(*args, **kwargs)
-
-    return wrapped
