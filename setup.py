@@ -21,16 +21,15 @@ ROOT = Path(__file__).parent.resolve()
 # neither.
 BUILD = ROOT / "build" / "native"
 INSTALLED = BUILD / "installed"
-# The file of a source distribution, which is no git checkout.
-KEPT_COMMIT = "COMMIT"
+KEPT_COMMIT = "COMMIT"  # the file in which a source distribution stores its commit
 LIBRARY = "libgluon_syncbn"
 
 
 def mpi_wrapper():
     """Return the MPI compiler wrapper: GLUON_SYNCBN_MPICXX, the environment's, or any.
 
-    An isolated build puts an MPICH of its own first on PATH, which must not win over
-    the one that the package is going to run with.
+    An isolated build puts an MPICH of its own first on PATH. It must not be used if the
+    package will run with another MPI.
     """
     asked = os.environ.get("GLUON_SYNCBN_MPICXX")
     if asked:
@@ -62,14 +61,14 @@ def commit():
 
 
 def check_compiler():
-    """End the build in one sentence if there is no compiler."""
+    """Exit with an error if there is no compiler."""
     names = "c++", "g++", "clang++"
     chosen = {"CXX", "CMAKE_TOOLCHAIN_FILE"} & os.environ.keys()
     if not chosen and not any(map(shutil.which, names)):
         sys.exit(
             "building gluon_syncbn needs a C++ compiler such as g++, but PATH has none "
-            f"of {', '.join(names)}: install one, or a wheel of gluon_syncbn, which is "
-            "built on a machine that has one (docs/design/gpus.md#build-a-wheel)"
+            f"of {', '.join(names)}. Install one, or a wheel of gluon_syncbn that was "
+            "built elsewhere (docs/design/gpus.md#build-a-wheel)."
         )
 
 
@@ -80,8 +79,8 @@ def cmake(*arguments):
         status = subprocess.call(command)
     except OSError as error:
         sys.exit(
-            f"building gluon_syncbn needs CMake and ninja ({error}): pip brings them, "
-            "but with --no-build-isolation they have to be installed"
+            f"building gluon_syncbn needs CMake and ninja ({error}). pip installs them "
+            "for the build, unless it runs with --no-build-isolation."
         )
     if status:
         sys.exit(f"building gluon_syncbn failed in `{' '.join(command)}`")
@@ -90,8 +89,8 @@ def cmake(*arguments):
 def build_libraries():
     """Build into INSTALLED.
 
-    Object files of earlier builds are reused, CMake's cache is not: it has the paths of
-    tools that may be gone, as the tools of an isolated build are.
+    Object files of earlier builds are reused. CMake's cache is not, because it has the
+    paths of tools, and the tools of an isolated build no longer exist.
     """
     check_compiler()
     BUILD.mkdir(parents=True, exist_ok=True)

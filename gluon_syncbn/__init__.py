@@ -1,6 +1,6 @@
 """Synchronized batch normalization for MXNet Gluon."""
 
-# It refuses a wrong MXNet before another module fails over what that one lacks.
+# A wrong version of MXNet raises a clear error here, before other modules fail.
 from . import compat  # noqa: F401
 
 # isort: split

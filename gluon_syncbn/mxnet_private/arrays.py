@@ -1,4 +1,4 @@
-"""Arrays: nested lists of them, functions of MXNet's C library, random seeds."""
+"""Nested lists of arrays, functions of MXNet's C library, and random seeds."""
 
 from __future__ import annotations
 
@@ -97,9 +97,9 @@ def memory_of(array: mx.nd.NDArray) -> np.ndarray:
 
 
 def make_plain(x: mx.nd.NDArray) -> None:
-    """Convert oneDNN's blocked layout to row-major in place, before later work.
+    """Queue a conversion from oneDNN's blocked layout to row-major, in place.
 
-    Arrays with another layout are unchanged. Every public operator would make a copy.
+    Every public operator would make a copy.
     """
     if _reorder is not None and x.context.device_type != "gpu":
         _reorder(x.handle)
@@ -123,7 +123,7 @@ _copyto = _operator("_copyto")
 
 
 def array_of(values: np.ndarray, context: mx.Context) -> mx.nd.NDArray:
-    """Return an array of the type that blocks take, with NumPy's values and dtype."""
+    """Return an array of the type that blocks accept, with NumPy's values and dtype."""
     if IS_GLUON_2:
         return mx.np.array(values, values.dtype, context)
     return mx.nd.array(values, context, values.dtype)

@@ -17,11 +17,6 @@ from mxnet.gluon import HybridBlock, nn
 from ..compat import IS_GLUON_2
 from .arrays import flatten
 
-try:
-    from mxnet import _deferred_compute as deferred_compute  # Gluon 2 only
-except ImportError:
-    deferred_compute = None
-
 # The class that defines BatchNorm's forward: BatchNorm itself before MXNet 1.8, later a
 # base class of BatchNorm and BatchNormReLU.
 BatchNormBase = getattr(nn.basic_layers, "_BatchNorm", nn.BatchNorm)
@@ -139,7 +134,7 @@ def forget_graphs_with(parameters: Iterable) -> None:
 def is_traced(leaves: Iterable) -> bool:
     """Return True if a call with these arguments is being traced."""
     if IS_GLUON_2:
-        return deferred_compute.is_deferred_compute()
+        return mx._deferred_compute.is_deferred_compute()
     return any(isinstance(leaf, mx.sym.Symbol) for leaf in leaves)
 
 

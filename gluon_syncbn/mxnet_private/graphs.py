@@ -265,7 +265,6 @@ def differentiate(
     train_mode: bool,
 ) -> list[mx.nd.NDArray]:
     """Run MXNet's own `backward`, or `autograd.grad` if there are variables."""
-    heads, gradients, variables = list(heads), list(gradients), list(variables)
     if variables:
         options = retain_graph, False, train_mode
         return autograd.grad(heads, variables, gradients, *options)

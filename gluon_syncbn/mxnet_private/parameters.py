@@ -74,7 +74,7 @@ def mark_fresh(arrays: Iterable[mx.nd.NDArray], fresh: bool = True) -> None:
 
 
 def having_gradients(parameters: Iterable) -> list[tuple[Any, list]]:
-    """Return the parameters that have gradients, each with its (data, gradient)s."""
+    """Return the parameters that have gradients, with their pairs (data, gradient)."""
     return [(p, list(zip(p._data, p._grad))) for p in parameters if p._data and p._grad]
 
 
@@ -89,12 +89,12 @@ def copy_to_others(source: mx.nd.NDArray, arrays: Iterable) -> None:
 
 
 class Replicas:
-    """The arrays that a parameter of a parallel net gives to the program.
+    """A replacement for `_check_and_get` of a parallel net's parameter.
 
-    It replaces `_check_and_get`, from which Gluon's `data` and `grad` get one array.
-    Without a context they return the array on the current context, as Gluon does, or
-    the first device's if the net does not use the current context. `here.contexts` is
-    empty in a call by the program, which may write to the array.
+    Gluon's `data` and `grad` call it to get one array. Without a context they return
+    the array on the current context, as in Gluon, or the first device's if the net does
+    not use the current context. `here.contexts` is empty in a call by the program,
+    which may write to the array.
     """
 
     contexts: Sequence  # the net's devices
@@ -141,16 +141,13 @@ class Replicas:
         return next(a for a in arrays if a.context == first).copyto(mx.cpu())
 
     def collect(self) -> None:
-        """Copy the array that was lent to the other devices."""
-        arrays = {data.context: data for data in data_of(self._parameter)}
-        source = arrays.pop(self.lent, None)
-        if source is None:  # the parameter has been moved
-            self.lent = None
-            return
-        copy_to_others(source, arrays.values())
-        # The parameter has one reference, this function two. A program may keep
-        # another.
-        if sys.getrefcount(source) <= 3:
+        """Copy the array that the program got to the other devices."""
+        arrays = data_of(self._parameter)
+        source = next((a for a in arrays if a.context == self.lent), None)
+        if source is not None:  # else the parameter has been moved
+            copy_to_others(source, arrays)
+        # The parameter has one reference, this call two. The program may have another.
+        if source is None or sys.getrefcount(source) <= 3:
             self.lent = None
 
     def gradient(self) -> mx.nd.NDArray:
@@ -215,7 +212,7 @@ def collect_lent(parameters: Iterable) -> None:
     getters = [parameter._check_and_get for parameter in parameters]
     lent = [get for get in getters if isinstance(get, Replicas) and get.lent]
     if lent:
-        # A prediction re-lays weights in place by work that no copy waits for.
+        # oneDNN changes the layout of weights in place, by work that no copy waits for.
         mx.nd.waitall()
         with mx.autograd.pause():
             for replicas in lent:

@@ -74,10 +74,10 @@ def update_on_devices(trainer: mx.gluon.Trainer) -> None:
 
 @contextlib.contextmanager
 def reduced_once(trainer: mx.gluon.Trainer) -> Iterator[None]:
-    """Reduce only one gradient of each parameter that all devices have summed.
+    """Do not sum the gradients again that each device of a parallel net has summed.
 
-    Within this process there is nothing to reduce. Between processes one gradient is
-    reduced, and the result is copied to each device.
+    Within this process there is nothing to reduce. Between processes one gradient of
+    each parameter is reduced, and the result is copied to each device.
     """
     is_local = trainer._kvstore and not trainer._distributed
     is_reduced = is_local and not trainer._update_on_kvstore

@@ -37,7 +37,7 @@ def test_without_a_compiler_the_build_ends_in_one_sentence(tmp_path):
     assert result.returncode != 0
     (*_, text) = result.stderr.splitlines()
     assert text.startswith("building gluon_syncbn needs a C++ compiler such as g++, bu")
-    assert "install one, or a wheel of gluon_syncbn" in text
+    assert "Install one, or a wheel of gluon_syncbn" in text
 
 
 def files_below(folder):
