@@ -11,7 +11,7 @@ import numpy as np
 
 from .layer.batch_norm import SyncBatchNorm
 from .mxnet_private.arrays import array_of
-from .parallel.devices import Devices
+from .parallel.net import make_parallel
 
 # Only the driver respects CUDA_VISIBLE_DEVICES and partitioned GPUs. A child process
 # asks it, because workers that are forked after CUDA starts cannot use CUDA.
@@ -64,8 +64,7 @@ def check(contexts: Sequence[mx.Context], mode: str, dtype: str) -> dict[str, fl
     x = rng.normal(3, 2, shape) + rng.normal(0, 4, (*shape[:2], 1, 1))
     arrays = x, rng.normal(size=shape), rng.uniform(0.5, 2, shape[1])
     x, dy, gamma = (array.astype(dtype) for array in arrays)
-    layer = SyncBatchNorm(num_devices=len(contexts), timeout=60)
-    results = step(layer, contexts, mode, (x, dy, gamma))
+    results = step(contexts, mode, x, dy, gamma)
     y, mean, var, _ = reference_forward(x, gamma, np.zeros(gamma.shape))
     running = 0.1 * mean, 0.9 + 0.1 * var
     expected_results = y, *reference_backward(x, dy, gamma), *running
@@ -77,31 +76,29 @@ def check(contexts: Sequence[mx.Context], mode: str, dtype: str) -> dict[str, fl
 
 
 def step(
-    layer: Any, contexts: Sequence[mx.Context], mode: str, arrays: Sequence
+    contexts: Sequence[mx.Context], mode: str, *arrays: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Run forward and backward on the shards; return NumPy arrays by name."""
-    x, dy, gamma = arrays
+    """Run forward and backward of the layer; return NumPy arrays by name."""
+    x, dy, gamma = (array_of(array, contexts[0]) for array in arrays)
+    layer = make_parallel(SyncBatchNorm(timeout=60), contexts, sync_bn=False)
     if mode == "hybridized":
         layer.hybridize(static_alloc=True, static_shape=True)
     layer.cast(x.dtype)
-    layer.initialize(ctx=contexts)
-    layer.gamma.set_data(array_of(gamma, contexts[0]))
-    devices = Devices(contexts)
-    xs = devices.split(x)
-    for shard in xs:
-        shard.attach_grad()
+    layer.initialize()
+    layer.gamma.set_data(gamma)
+    x.attach_grad()
     with mx.autograd.record():
-        ys = devices.map(layer, xs)
-    devices.map(lambda y, dy: y.backward(dy), ys, devices.split(dy))
-    mx.nd.waitall()
-    return {
-        "y": np.concatenate([y.asnumpy() for y in ys]),
-        "dx": np.concatenate([shard.grad.asnumpy() for shard in xs]),
-        "dgamma": sum(grad.asnumpy() for grad in layer.gamma.list_grad()),
-        "dbeta": sum(grad.asnumpy() for grad in layer.beta.list_grad()),
-        "the running mean": layer.running_mean.list_data()[-1].asnumpy(),
-        "the running variance": layer.running_var.list_data()[-1].asnumpy(),
+        y = layer(x)
+    y.backward(dy)
+    results = {
+        "y": y,
+        "dx": x.grad,
+        "dgamma": layer.gamma.grad(),
+        "dbeta": layer.beta.grad(),
+        "the running mean": layer.running_mean.list_data()[-1],
+        "the running variance": layer.running_var.list_data()[-1],
     }
+    return {name: result.asnumpy() for name, result in results.items()}
 
 
 # ---- The reference, which shares neither code nor order of operations with src.
