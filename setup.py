@@ -103,8 +103,8 @@ def build_libraries():
         mpi = [f"-DMPI_CXX_COMPILER={wrapper}"] if wrapper else []
         if wrapper and Path(tempfile.gettempdir()) in Path(wrapper).parents:
             mpi += ["-DGLUON_SYNCBN_MPI_IS_TEMPORARY=ON"]
-        defined = "-DCMAKE_BUILD_TYPE=Release", f"-DGLUON_SYNCBN_COMMIT={commit()}"
-        cmake("-S", ROOT / "src", "-B", BUILD, "-G", "Ninja", *defined, *mpi)
+        stamp = f"-DGLUON_SYNCBN_COMMIT={commit()}"
+        cmake("-S", ROOT / "src", "-B", BUILD, "-G", "Ninja", stamp, *mpi)
         cmake("--build", BUILD)
         cmake("--install", BUILD, "--prefix", INSTALLED)
 
