@@ -131,17 +131,15 @@ def resolve_entry(entry: list, entries: list) -> list:
 
 # ---- Nodes of autograd. MXNet numbers all nodes of a process, so their names are
 # unique: "var7" is an array with attach_grad, "null7" one without that an operator has
-# read, "node_7" an operator. The public autograd.get_symbol raises if
-# nothing is recorded.
+# read, "node_7" an operator. The public autograd.get_symbol raises if nothing is
+# recorded.
 
 
 def names_of(arrays: Iterable) -> list[str | None]:
-    """Return the name of each array's node; None where nothing is recorded."""
-    return [None if s is None else s.name for s in symbols_of(arrays)]
+    """Return the unique name of each array; None where nothing is recorded.
 
-
-def entries_of(arrays: Iterable) -> list[str | None]:
-    """Return the unique name of each output; None where nothing is recorded."""
+    The outputs of operator "node_7" have names such as "node_7_output1".
+    """
     symbols = symbols_of(arrays)
     return [None if s is None else s.list_outputs()[0] for s in symbols]
 

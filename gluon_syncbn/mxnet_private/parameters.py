@@ -103,9 +103,8 @@ class Replicas:
     def __init__(self, parameter: Any, here: Any) -> None:
         self._parameter, self._here = parameter, here
         self.is_summed = False  # each device has the gradient of the whole batch
-        # The contexts of the arrays that the program got last.
-        self.lent: Any = None
-        self.lent_gradient: Any = None
+        # {"_data" or "_grad": the context of the array that the program got last}
+        self.lent: dict = {}
 
     def __call__(self, arrays: Any, context: Any) -> Any:
         parameter = self._parameter
@@ -119,15 +118,10 @@ class Replicas:
             if context not in contexts_of(parameter):
                 context = self.contexts[0]
         array = get(parameter, arrays, context)
-        # The program may have written to the array that it got before.
-        if arrays is parameter._grad:
-            if self.lent_gradient not in (None, context):
-                copy_to_others(self.gradient(), arrays)
-            self.lent_gradient = context
-        else:
-            if self.lent not in (None, context):
-                collect_lent([parameter])
-            self.lent = context
+        kind = "_grad" if arrays is parameter._grad else "_data"
+        if self.lent.get(kind, context) != context:
+            collect_lent([parameter], kind)
+        self.lent[kind] = context
         return array
 
     def value(self) -> mx.nd.NDArray:
@@ -140,25 +134,18 @@ class Replicas:
         arrays = data_of(self._parameter)
         return next(a for a in arrays if a.context == first).copyto(mx.cpu())
 
-    def collect(self) -> None:
+    def collect(self, kind: str) -> None:
         """Copy the array that the program got to the other devices."""
-        arrays = data_of(self._parameter)
-        source = next((a for a in arrays if a.context == self.lent), None)
+        arrays = getattr(self._parameter, kind) or ()
+        # A program may also get a gradient as an attribute of `data()`.
+        context = self.lent.get(kind, self.lent.get("_data"))
+        source = next((a for a in arrays if a.context == context), None)
         if source is not None:  # else the parameter has been moved
-            copy_to_others(source, arrays)
+            with mx.autograd.pause():
+                copy_to_others(source, arrays)
         # The parameter has one reference, this call two. The program may have another.
         if source is None or sys.getrefcount(source) <= 3:
-            self.lent = None
-
-    def gradient(self) -> mx.nd.NDArray:
-        """Return the gradient that the program may have changed."""
-        gradients = gradients_of(self._parameter)
-        # A program may also get a gradient as an attribute of `data()`.
-        context = self.lent_gradient or self.lent
-        found = next((g for g in gradients if g.context == context), gradients[0])
-        if sys.getrefcount(found) <= 3:  # as in `collect`
-            self.lent_gradient = None
-        return found
+            self.lent.pop(kind, None)
 
 
 def replicate(parameter: Any, contexts: Sequence, here: Any) -> bool:
@@ -207,13 +194,13 @@ def is_summed(parameter: Any) -> bool:
     return is_replicated(parameter) and parameter._check_and_get.is_summed
 
 
-def collect_lent(parameters: Iterable) -> None:
+def collect_lent(parameters: Iterable, kind: str = "_data") -> None:
     """Copy lent arrays, to which a program may have written, to the other devices."""
     getters = [parameter._check_and_get for parameter in parameters]
-    lent = [get for get in getters if isinstance(get, Replicas) and get.lent]
-    if lent:
+    replicas = [get for get in getters if isinstance(get, Replicas)]
+    lent = [each for each in replicas if each.lent.keys() & {kind, "_data"}]
+    if lent and kind == "_data":
         # oneDNN changes the layout of weights in place, by work that no copy waits for.
         mx.nd.waitall()
-        with mx.autograd.pause():
-            for replicas in lent:
-                replicas.collect()
+    for each in lent:
+        each.collect(kind)

@@ -95,16 +95,11 @@ def updated_once(trainer: mx.gluon.Trainer) -> Iterator[None]:
     """Update only the first replica of a parallel net's parameters, then copy it.
 
     So every optimizer works as on one device, even one that draws random numbers or
-    counts its updates. First, the first replica receives what the program may have
-    written to other replicas.
+    counts its updates.
     """
     parallel = [p for p in trainer._params if is_replicated(p) and gradients_of(p)]
-    for parameter in parallel:
-        changed = parameter._check_and_get.gradient()
-        # All replicas of an "add" gradient must stay equal for the next backward.
-        count = None if parameter.grad_req == "add" else 1
-        copy_to_others(changed, gradients_of(parameter)[:count])
-    collect_lent(parallel)
+    for kind in "_grad", "_data":
+        collect_lent(parallel, kind)
     with _one_replica_each(trainer, parallel):
         yield
     for parameter in parallel:

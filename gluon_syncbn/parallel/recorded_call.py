@@ -249,11 +249,11 @@ def without_duplicates(leaves: list) -> list:
 
     MXNet would keep only one gradient of a head that it gets twice.
     """
-    entries, views = set(), []
-    for leaf, entry in zip(leaves, graphs.entries_of(leaves)):
-        is_duplicate = entry is not None and entry in entries
+    names, views = set(), []
+    for leaf, name in zip(leaves, graphs.names_of(leaves)):
+        is_duplicate = name is not None and name in names
         views.append(leaf.reshape(leaf.shape) if is_duplicate else leaf)
-        entries.add(entry)
+        names.add(name)
     return views
 
 
