@@ -191,11 +191,7 @@ class Trace(NamedTuple):
 
     block: mx.gluon.HybridBlock
     inputs: dict
-
-    @property
-    def is_hybridized(self) -> bool:
-        """Return True if the graph will run, not only infer shapes."""
-        return bool(self.block._active)
+    is_hybridized: bool  # the graph will run, and not only infer shapes
 
 
 def _traces(code, symbols, arguments):
@@ -207,9 +203,9 @@ def _traces(code, symbols, arguments):
     while frame is not None:
         if frame.f_code is code:
             found = frame.f_locals
-            names = [symbol.name for symbol in found[symbols]]
+            block, names = found["self"], [symbol.name for symbol in found[symbols]]
             arrays = [value for value in flatten(found[arguments]) if value is not None]
-            yield Trace(found["self"], dict(zip(names, arrays)))
+            yield Trace(block, dict(zip(names, arrays)), bool(block._active))
         frame = frame.f_back
 
 

@@ -190,7 +190,6 @@ def not_replicated(parameters: Iterable, contexts: Sequence) -> list:
 
 
 def is_summed(parameter: Any) -> bool:
-    """Return True if each device has the gradient of the whole batch."""
     return is_replicated(parameter) and parameter._check_and_get.is_summed
 
 
