@@ -203,7 +203,8 @@ def _traces(code, symbols, arguments):
     while frame is not None:
         if frame.f_code is code:
             found = frame.f_locals
-            block, names = found["self"], [symbol.name for symbol in found[symbols]]
+            block = found["self"]
+            names = [symbol.name for symbol in found[symbols]]
             arrays = [value for value in flatten(found[arguments]) if value is not None]
             yield Trace(block, dict(zip(names, arrays)), bool(block._active))
         frame = frame.f_back
