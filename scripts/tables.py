@@ -2,7 +2,7 @@
 
 `cog -r -I scripts PAGE` writes them into the [[[cog ...]]] blocks of a page, and
 scripts/lint.sh checks that they are up to date. cog needs only the standard library.
-A `name` is a path in scripts/results, or an absolute path.
+The argument `name` is the path of a JSON file, absolute or in scripts/results.
 """
 
 import json
@@ -28,7 +28,7 @@ def read(name):
 
 
 def pivot(name, keys, column, text):
-    """Return rows with the values of `keys`, and `text` for each value of `column`."""
+    """Return a row per combination of `keys`, with a `text` per value of `column`."""
     cells = {}
     for row in read(name)["rows"]:
         texts = cells.setdefault(tuple(row[key] for key in keys), {})
@@ -46,7 +46,7 @@ def machine(name):
 
 
 def versions():
-    """Return a table of test results by versions of MXNet, Python and NumPy."""
+    """Return a table of test results by version of MXNet, Python and NumPy."""
     rows = []
     for row in read("mxnet_versions.json")["rows"]:
         counts = ", ".join(f"{count} {name}" for name, count in row["counts"].items())
@@ -66,8 +66,8 @@ def layer(name="benchmark_layer.json"):
 def nets(name="benchmark_net.json"):
     """Return a table of times of a training step relative to nn.BatchNorm's.
 
-    A cell is the lowest and the highest ratio of Gluon's modes. After each layer's row
-    comes a row of nn.BatchNorm, which was timed in the same process and mode.
+    A cell is the lowest and the highest ratio of all modes. In the file, each row of a
+    layer precedes the row of nn.BatchNorm from the same process and mode.
     """
     document, ratios = read(name), {}
     for row, base in zip(document["rows"][::2], document["rows"][1::2]):
@@ -97,7 +97,7 @@ def gpu(name):
 
 
 def load(folder=RESULTS / "ablation"):
-    """Return the runs of an ablation by net, devices, images per device, and norm."""
+    """Return the runs of an ablation by arm (net, devices, images per device, norm)."""
     arms = {}
     for path in sorted(Path(folder).glob("*-seed*.json")):
         run = json.loads(path.read_text())
@@ -119,7 +119,7 @@ def mean_score(runs, kind="running", name="mean_iou"):
 
 
 def table(arms):
-    """Return a table of the test scores of every arm, over its seeds."""
+    """Return a table of the test scores of each arm, over its seeds."""
     rows = []
     for arm, runs in arms.items():
         scores = [mean_score(runs, kind) for kind in SCORES]
@@ -130,7 +130,7 @@ def table(arms):
 
 
 def summary(arms, devices):
-    """Return a table of FastSCNN's mIoU on some devices by images per device."""
+    """Return a table of FastSCNN's mIoU on `devices` devices by images per device."""
     rows = []
     for model, count, images, norm in arms:
         if (model, count, norm) == ("fastscnn", devices, "bn"):

@@ -48,14 +48,14 @@ double Median(std::vector<float> values) {
   return values[values.size() / 2];
 }
 
-// Writes to `flush` before each measurement, so that the second-level cache has no tensor.
+// Writes to `flush` before each pass, so that no tensor is in the second-level cache.
 void TakeTurns(std::vector<Timed>& passes, int repetitions, const Zeros& flush) {
   cudaEvent_t begin, end;
   Check(cudaEventCreate(&begin));
   Check(cudaEventCreate(&end));
   for (int i = -3; i < repetitions; ++i) {  // three to warm up
     for (Timed& pass : passes) {
-      // It takes long enough for the host to queue the rest meanwhile.
+      // The host queues the pass while the GPU writes.
       Check(cudaMemsetAsync(flush.data, i, flush.bytes, nullptr));
       Check(cudaEventRecord(begin, nullptr));
       pass.queue();

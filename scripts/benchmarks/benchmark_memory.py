@@ -1,9 +1,9 @@
 """Measure the memory of a training step of a 50-layer net with LeakyReLU.
 
 The net is ResNet-50 with the activation after every normalization ("pre-activation", He
-et al., arXiv:1603.05027). Only the variant "built in" has it in the layer. A variant is
-only measured if its float64 results equal the first variant's. "after forward" is the
-memory that backward needs.
+et al., arXiv:1603.05027). The variant "built in" has the activation in SyncBatchNorm. A
+variant is only measured if its float64 results equal the first variant's.
+after_forward_mb is the memory that is kept for backward.
 
     python scripts/benchmarks/benchmark_memory.py  # about 5 minutes
 """

@@ -96,9 +96,7 @@ def measure(name, layer, quick):
             errors.append([np.linalg.norm(a - b) for a, b in pairs])
             steps[kind] = candidate.step
         if not all(synchronized < other / 10 for synchronized, other in zip(*errors)):
-            sys.exit(
-                f"{layer}, {mode}: errors must be below BatchNorm's / 10: {errors}"
-            )
+            sys.exit(f"{layer}, {mode}: errors must be 1/10 of BatchNorm's: {errors}")
         times = benchmarking.take_turns(steps, repetitions, warm_up=1)
         for kind, seconds in times.items():
             row = {"layer": kind, "mode": mode, **case}
