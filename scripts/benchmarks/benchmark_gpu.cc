@@ -16,11 +16,10 @@
 namespace cuda = syncbn::cuda;
 using syncbn::DType;
 using syncbn::Layout;
+using syncbn::WriteMode;
 using test::Check;
 
 namespace {
-
-constexpr syncbn::WriteMode kWrite = syncbn::WriteMode::kWrite;
 
 // GPU memory full of zeros. The time of a pass does not depend on values.
 struct Zeros {
@@ -79,8 +78,8 @@ void Measure(DType dtype, const Layout& layout, int repetitions, const Zeros& fl
   const double* const c = vector.doubles();
   const syncbn::PassInput input{dtype, layout, x.data, dy.data, {}, false, c, c, c};
   const syncbn::ReductionPass reduction{input, first.doubles(), second.doubles()};
-  const syncbn::ElementwisePass normalize{input, nullptr, nullptr, kWrite, y.data};
-  const syncbn::ElementwisePass apply{input, c, c, kWrite, dx.data};
+  const syncbn::ElementwisePass normalize{input, nullptr, nullptr, WriteMode::kWrite, y.data};
+  const syncbn::ElementwisePass apply{input, c, c, WriteMode::kWrite, dx.data};
   std::vector<Timed> passes = {
       {"moments", 1, [&] { cuda::LocalMoments(reduction, scratch.data, nullptr); }},
       {"normalize", 2, [&] { cuda::Normalize(normalize, nullptr); }},

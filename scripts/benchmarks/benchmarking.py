@@ -17,6 +17,7 @@ import mxnet as mx
 import numpy as np
 
 SCRIPTS = Path(__file__).resolve().parents[1]
+# Benchmarks import modules of scripts and of tests/support.
 sys.path += [str(SCRIPTS), str(SCRIPTS.parent / "tests")]
 
 

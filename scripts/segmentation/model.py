@@ -155,8 +155,7 @@ class Engine:
             loss.backward()
             self.trainer.step(float(labelled) or 1e-30)  # 0 if all are unlabelled
             sums += loss.asscalar(), labelled
-        # MXNet's engine does not order updates of running statistics by static_shape
-        # graphs.
+        # MXNet's engine is unaware that static_shape graphs write statistics.
         mx.nd.waitall()
         if self.args.norm == "bn":  # a file holds the statistics of one device
             for parameter in self.net.collect_params(".*running.*").values():
