@@ -57,7 +57,7 @@ run_build() {
     [ ${#failed[@]} -eq 0 ] || exit 1
 }
 
-run_mxnet() { # on a runtime that does not launch MXNet's own kernels
+run_mxnet() { # the stub of the CUDA runtime does not launch MXNet's own kernels
     local folder=$build/mxnet
     if [ ! -d "$folder" ]; then tar -xJf "$folder.tar.xz" -C "$build"; fi
     step mxnet env GLUON_SYNCBN_LIBRARY="$build/lib$library.so" \
