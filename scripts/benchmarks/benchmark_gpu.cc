@@ -94,7 +94,8 @@ void Measure(DType dtype, const Layout& layout, int repetitions, const Zeros& fl
     std::cout << separator << "{\"layout\": \"" << test::Describe(layout) << "\", \"dtype\": \""
               << syncbn::Name(dtype) << "\", \"pass\": \"" << pass.name
               << "\", \"microseconds\": " << 1e3 * milliseconds
-              << ", \"bandwidth\": " << pass.tensors * copy_of_one / milliseconds << "}";
+              << ", \"bandwidth\": " << pass.tensors * copy_of_one / milliseconds << "}"
+              << std::flush;
     separator = ",\n  ";
   }
 }

@@ -37,10 +37,9 @@ def run(name, description, cases, table):
         with mock.patch.dict(os.environ, variables):
             with ProcessPoolExecutor(1, spawn) as pool:
                 rows += pool.submit(*call).result()
-    facts = {"machine": machine(), "copy_gb_s": copy_bandwidth()}
-    head = json.dumps(facts, indent=1)[:-2]
+    head = json.dumps({"machine": machine(), "copy_gb_s": copy_bandwidth()}, indent=1)
     lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
-    options.output.write_text(f'{head},\n "rows": [\n{lines}\n ]\n}}\n')
+    options.output.write_text(f'{head[:-2]},\n "rows": [\n{lines}\n ]\n}}\n')
     print(table(options.output.absolute()))
 
 
