@@ -32,8 +32,8 @@ GRIDS = [
 ]
 TINY = "--model FastSCNN --crop-size 64 --epochs 1 --images 4"
 QUICK = [(TINY, (2,), (1,), 1)]
-# The defaults of train_segmentation.py (0.1 for 8 images), scaled linearly with the
-# batch in every arm (Goyal et al., arXiv:1706.02677).
+# train_segmentation.py's default is 0.1 for 8 images. Every run scales it linearly with
+# its batch (Goyal et al., arXiv:1706.02677).
 RATE_PER_IMAGE = 0.1 / 8
 
 
@@ -53,7 +53,7 @@ def runs_of(grid, data):
 
 
 def train_and_test(about, options):
-    """Return the result of a run."""
+    """Train a net in a new process; return its scores, or why it diverged."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(__file__).with_name("train_segmentation.py")
         command = [sys.executable, script, *options, "--run-dir", folder]
@@ -67,7 +67,7 @@ def train_and_test(about, options):
 
 
 def test(folder):
-    """Return the scores on the test split with each kind of statistics."""
+    """Return settings, curves and, for each kind of statistics, test scores."""
     options, classes, log = model.load(folder)
     args = model.Parser().settings(options)
     split = open_split("test", args)
@@ -117,8 +117,8 @@ def main():
             if not path.exists():
                 result = train_and_test(about, options)
                 path.write_text(json.dumps(result, indent=1) + "\n")
-    runs = load(results)
-    print(table(runs), summary(runs, devices=2), sep="\n\n")
+    arms = load(results)
+    print(table(arms), summary(arms, devices=2), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Run all checks that need a GPU: build the programs, time the kernels beside cudaMemcpy and
-# PyTorch's layer, compare layer and kernels with CPUs, and look for races and bad accesses.
+# Run all checks that need a GPU: build the programs, time the kernels beside cudaMemcpy, compare
+# layer and kernels with CPUs, and look for races and bad accesses.
 # A step that takes more than 8 minutes ends with status 124.
 #
 #     bash scripts/check_gpu.sh OUT
@@ -9,9 +9,9 @@
 #     EMULATED=1 bash scripts/check_gpu.sh OUT                   # small sizes on a CPU
 #     PARTS="build mxnet" bash scripts/check_gpu.sh OUT          # with MXNet, see pack_mxnet.py
 #
-# Only `build` needs nvcc and cmake, so BUILD may be copied from another machine. `benchmark` needs
-# python3 (or PYTHON), `mxnet` the archive that scripts/pack_mxnet.py writes to BUILD. OUT receives
-# logs, benchmark_gpu.json, and benchmark_gpu.md, the table for docs/design/gpus.md.
+# Only `build` needs nvcc and cmake, so BUILD may be copied from another machine. `mxnet` needs
+# python3 (or PYTHON) and the archive that scripts/pack_mxnet.py writes to BUILD. OUT receives logs.
+# benchmark.log is JSON, from which gpu() of scripts/tables.py makes a table.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=$(mkdir -p "${1:?where logs go}" && cd "$1" && pwd)
@@ -57,7 +57,7 @@ run_build() {
     [ ${#failed[@]} -eq 0 ] || exit 1
 }
 
-run_mxnet() { # on a runtime that does not launch MXNet's own kernels
+run_mxnet() { # the stub of the CUDA runtime does not launch MXNet's own kernels
     local folder=$build/mxnet
     if [ ! -d "$folder" ]; then tar -xJf "$folder.tar.xz" -C "$build"; fi
     step mxnet env GLUON_SYNCBN_LIBRARY="$build/lib$library.so" \
@@ -70,11 +70,7 @@ for part in $parts; do
     echo "== $part"
     case $part in
     build | mxnet) "run_$part" ;;
-    benchmark)
-        step benchmark "$python" scripts/benchmarks/benchmark_gpu.py \
-            --program "$build/benchmark_gpu" --output "$out/benchmark_gpu.json" \
-            ${emulated:+--shape 2,8,6,6 --repetitions 2}
-        ;;
+    benchmark) step benchmark "$build/benchmark_gpu" "$size" ;;
     layer) step layer "$build/test_cuda_op" ;;
     kernels) step kernels "$build/test_cuda_kernels" "$size" ;;
     memcheck | racecheck | synccheck | initcheck) # tools for GPUs, so not in emulation

@@ -3,15 +3,15 @@
 The wheel loads CUDA's libraries. The script replaces each of them by a stub with the
 functions that libmxnet.so imports. It builds the stubs twice:
 
-* with two GPUs emulated on the CPU (tests/cpp/emulated_cuda). A library with emulated
-  kernels runs tests/layer/test_gpu_contexts.py on gpu(0) and gpu(1);
-* with no driver and no device. The library of the package loads beside a CUDA runtime
-  of another version and passes the whole suite.
+* with two GPUs emulated on the CPU (tests/cpp/emulated_cuda). The package, built with
+  emulated kernels, runs tests/layer/test_gpu_contexts.py on gpu(0) and gpu(1);
+* with no driver and no device. The package loads its library beside a CUDA runtime of
+  another version and runs the whole suite.
 
     python scripts/check_gpu_wheel.py                  # arguments go to the suite
     python scripts/check_gpu_wheel.py --wheel mxnet-cu110==1.9.1
 
-build/WHEEL keeps the environment and the stubs. VENV names another environment, which
+build/WHEEL has the environment and the stubs. VENV names another environment, which
 must have the wheel and the test requirements.
 """
 
@@ -25,7 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Prefixes of functions by library, for libraries whose functions have no version.
+# How the names of each CUDA library's functions begin (regular expressions).
 NAMES = "cudnn", "nccl", "nvrtc", "cublas", "cufft", "curand", "cusolver"
 PREFIXES = {
     "libcuda": r"cu[A-Z]", "libcudart": "(__)?cuda", "libnvToolsExt": "nvtx",

@@ -1,7 +1,7 @@
 """Pack mxnet-cu112 for a machine with a GPU and Python, but without a network.
 
-The archive contains MXNet without its device code, which is most of it, MXNet's
-dependencies, and stubs of CUDA's libraries. The stub of the runtime gets memory and
+The archive contains MXNet's dependencies, MXNet without the code of its kernels (most
+of its size), and stubs of CUDA's libraries. The stub of the runtime gets memory and
 streams from the driver but launches no kernel of MXNet, so MXNet runs on GPUs for which
 it has no kernels. A separate folder contains the emulated driver.
 

@@ -50,8 +50,6 @@ def main():
     overlay = (image * 0.35 + painted(prediction, len(classes)) * 0.65).astype(np.uint8)
     shown, title = np.unique(prediction), f"{args.model}: {arguments.image.name}"
     save_picture(arguments.output, [[image, overlay]], shown, classes, title)
-    for index in shown:
-        print(f"{classes[index]:20s} {(prediction == index).mean():6.1%}")
     print(f"overlay: {arguments.output}")
 
 

@@ -2,9 +2,9 @@
 
 `cog -r -I scripts PAGE` writes them into the [[[cog ...]]] blocks of a page, and
 scripts/lint.sh checks that they are up to date. cog needs only the standard library.
+The argument `name` is the path of a JSON file, absolute or in scripts/results.
 """
 
-import itertools
 import json
 import statistics
 from pathlib import Path
@@ -23,17 +23,22 @@ def markdown(heads, rows):
     return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in lines) + "\n"
 
 
-def document_of(name):
-    return json.loads((RESULTS / f"{name}.json").read_text())
+def read(name):
+    return json.loads((RESULTS / name).read_text())
 
 
-def rows_of(name):
-    return document_of(name)["rows"]
+def pivot(name, keys, column, text):
+    """Return a row per combination of `keys`, with a `text` per value of `column`."""
+    cells = {}
+    for row in read(name)["rows"]:
+        texts = cells.setdefault(tuple(row[key] for key in keys), {})
+        texts[row[column]] = text.format(**row)
+    return [[*values, *texts.values()] for values, texts in cells.items()]
 
 
 def machine(name):
     """Return a sentence about the machine and the versions of a benchmark."""
-    document = document_of(name)
+    document = read(name)
     return (
         "Measured on {cores} cores of {processor} with {gb_s:.0f} GB/s of copy "
         "bandwidth, with MXNet {mxnet} and gluon_syncbn {gluon_syncbn}.\n"
@@ -41,120 +46,96 @@ def machine(name):
 
 
 def versions():
-    """Return a table of test results by versions of MXNet, Python and NumPy."""
+    """Return a table of test results by version of MXNet, Python and NumPy."""
     rows = []
-    for row in rows_of("mxnet_versions"):
-        names = [
-            n for n in ("passed", "failed", "error", "skipped") if n in row["counts"]
-        ]
-        counts = ", ".join(f"{row['counts'][name]} {name}" for name in names)
+    for row in read("mxnet_versions.json")["rows"]:
+        counts = ", ".join(f"{count} {name}" for name, count in row["counts"].items())
         versions = row["mxnet"], row["python"], row["numpy"]
         rows.append([*versions, counts or row["outcome"]])
     return markdown(["MXNet", "Python", "NumPy", "tests"], rows)
 
 
-def layer():
+def layer(name="benchmark_layer.json"):
     """Return a table of milliseconds of one layer, forward and backward."""
-    times = {
-        (row["contexts"], row["place"], row["mode"], row["layer"]): row["median_ms"]
-        for row in rows_of("benchmark_layer")
-    }
-    modes = "static_shape", "static_alloc", "hybridize", "imperative"
-    layers = "gluon_syncbn", "BatchNorm", "contrib"
-    places = {"inside": "identities", "convolutions": "convolutions"}
-    rows = [
-        [n, places[place], mode, *(f"{times[n, place, mode, x]:.0f}" for x in layers)]
-        for n, place, mode in itertools.product((1, 2), places, modes)
-    ]
-    heads = "gluon_syncbn", "`nn.BatchNorm` (unsynchronized)", "contrib `SyncBatchNorm`"
-    return markdown(["contexts", "neighbours", "mode", *heads], rows)
+    heads = ["contexts", "neighbours", "mode", "gluon_syncbn"]
+    heads += ["`nn.BatchNorm` (unsynchronized)", "contrib `SyncBatchNorm`"]
+    keys = "contexts", "place", "mode"
+    return markdown(heads, pivot(name, keys, "layer", "{median_ms:.0f}"))
 
 
-NETS = "FastSCNN", "FCN", "DeepLabV3"
-LAYERS = {
-    "gluon_syncbn, MXNet's defaults": "gluon_syncbn",
-    "MXNet's own SyncBatchNorm, two workers": "contrib",
-}
+def nets(name="benchmark_net.json"):
+    """Return a table of times of a training step relative to nn.BatchNorm's.
 
-
-def ratio(net, layer):
-    """Return the time of a step divided by the time with nn.BatchNorm beside it.
-
-    It is a range over Gluon's modes, from the lowest to the highest ratio.
+    A cell is the lowest and the highest ratio of all modes. In the file, each row of a
+    layer precedes the row of nn.BatchNorm from the same process and mode.
     """
-    times = {}
-    for row in rows_of("benchmark_net"):
-        if row["net"] == net:
-            process = row["mode"], row["workers"]
-            times.setdefault(process, {})[row["layer"]] = row["median_ms"]
-    ratios = [t[layer] / t["BatchNorm"] for t in times.values() if layer in t]
-    return f"{min(ratios):.2f} to {max(ratios):.2f}"
+    document, ratios = read(name), {}
+    for row, base in zip(document["rows"][::2], document["rows"][1::2]):
+        ratio = row["median_ms"] / base["median_ms"]
+        ratios.setdefault(row["net"], {}).setdefault(row["layer"], []).append(ratio)
+    rows = [
+        [net, *(f"{min(r):.2f} to {max(r):.2f}" for r in layers.values())]
+        for net, layers in ratios.items()
+    ]
+    head = f"net (memory: {document['copy_gb_s']:.0f} GB/s)"
+    heads = "gluon_syncbn, MXNet's defaults", "MXNet's own SyncBatchNorm, two workers"
+    return markdown([head, *heads], rows)
 
 
-def nets():
-    """Return a table of `ratio`, with the bandwidth of the machine in its heading."""
-    rows = [[net, *(ratio(net, layer) for layer in LAYERS.values())] for net in NETS]
-    gb_s = document_of("benchmark_net")["copy_gb_s"]
-    return markdown([f"net (memory: {gb_s:.0f} GB/s)", *LAYERS], rows)
-
-
-def memory():
+def memory(name="benchmark_memory.json"):
     """Return a table of megabytes kept after forward, and of peaks, by variant."""
-    cells = {}
-    for row in rows_of("benchmark_memory"):
-        text = "{after_forward_mb:.0f} / {peak_mb:.0f}".format(**row)
-        cells.setdefault(row["mode"], {})[row["variant"]] = text
-    rows = [[mode, *texts.values()] for mode, texts in cells.items()]
-    return markdown(["mode", *next(iter(cells.values()))], rows)
+    text = "{after_forward_mb:.0f} / {peak_mb:.0f}"
+    heads = ["mode", "BatchNorm", "SyncBatchNorm", "built in"]
+    return markdown(heads, pivot(name, ["mode"], "variant", text))
+
+
+def gpu(name):
+    """Return a table of microseconds, and of bandwidths relative to cudaMemcpy."""
+    heads = ["layout", "dtype", "moments", "normalize", "sums", "apply", "cudaMemcpy"]
+    text = "{microseconds:.1f} ({bandwidth:.0%})"
+    return markdown(heads, pivot(name, ["layout", "dtype"], "pass", text))
 
 
 def load(folder=RESULTS / "ablation"):
-    """Return the runs of an ablation by file name."""
-    paths = sorted(Path(folder).glob("*-seed*.json"))
-    return {path.stem: json.loads(path.read_text()) for path in paths}
-
-
-def select(runs, **wanted):
-    """Return the runs with the wanted values."""
-    return [run for run in runs.values() if wanted.items() <= run.items()]
-
-
-def score(run, kind="running", name="mean_iou"):
-    """Return a score on the test split, or 0 if the run diverged."""
-    return run["test"][kind][name] if "test" in run else 0.0
+    """Return the runs of an ablation by arm (net, devices, images per device, norm)."""
+    arms = {}
+    for path in sorted(Path(folder).glob("*-seed*.json")):
+        run = json.loads(path.read_text())
+        arm = run["model"], run["devices"], run["images"], run["norm"]
+        arms.setdefault(arm, []).append(run)
+    return dict(sorted(arms.items()))
 
 
 def mean_score(runs, kind="running", name="mean_iou"):
-    """Return the mean and the standard deviation of the scores of some runs."""
-    values = [score(run, kind, name) for run in runs]
-    text, space = f"{statistics.fmean(values):.3f}", "\N{NO-BREAK SPACE}"
-    if len(values) > 1:
-        text += f"{space}±{space}{statistics.stdev(values):.3f}"
+    """Return the mean and the standard deviation of a score on the test split.
+
+    The score of a run that diverged is 0.
+    """
+    scores = [run["test"][kind][name] if "test" in run else 0.0 for run in runs]
+    text, space = f"{statistics.fmean(scores):.3f}", "\N{NO-BREAK SPACE}"
+    if len(scores) > 1:
+        text += f"{space}±{space}{statistics.stdev(scores):.3f}"
     return text
 
 
-def table(runs):
-    """Return a table of the test scores of every arm, over its seeds."""
-    keys, rows = ("model", "devices", "images", "norm"), []
-    for arm in sorted({tuple(run[key] for key in keys) for run in runs.values()}):
-        own = select(runs, **dict(zip(keys, arm)))
-        scores = [mean_score(own, kind) for kind in SCORES]
-        rows.append([*arm, len(own), *scores, mean_score(own, name="pixel_accuracy")])
+def table(arms):
+    """Return a table of the test scores of each arm, over its seeds."""
+    rows = []
+    for arm, runs in arms.items():
+        scores = [mean_score(runs, kind) for kind in SCORES]
+        accuracy = mean_score(runs, name="pixel_accuracy")
+        rows.append([*arm, len(runs), *scores, accuracy])
     heads = ["net", "devices", "images each", "norm", "runs"]
     return markdown([*heads, *SCORES.values(), "pixel accuracy"], rows)
 
 
-def summary(runs, devices):
-    """Return a table of FastSCNN's mIoU on some devices by images per device."""
-    columns = {
-        "`nn.BatchNorm`": ("bn", "running"),
-        "`nn.BatchNorm`, recomputed": ("bn", "recomputed"),
-        "`SyncBatchNorm`": ("syncbn", "running"),
-    }
-    rows, case = [], {"model": "fastscnn", "devices": devices}
-    for images in sorted({run["images"] for run in select(runs, **case)}):
-        rows.append([images])
-        for norm, kind in columns.values():
-            own = select(runs, **case, images=images, norm=norm)
-            rows[-1].append(mean_score(own, kind))
-    return markdown(["images per device", *columns], rows)
+def summary(arms, devices):
+    """Return a table of FastSCNN's mIoU on `devices` devices by images per device."""
+    rows = []
+    for model, count, images, norm in arms:
+        if (model, count, norm) == ("fastscnn", devices, "bn"):
+            bn, syncbn = (arms[model, count, images, n] for n in ("bn", "syncbn"))
+            recomputed = mean_score(bn, "recomputed")
+            rows.append([images, mean_score(bn), recomputed, mean_score(syncbn)])
+    norms = "`nn.BatchNorm`", "`nn.BatchNorm`, recomputed", "`SyncBatchNorm`"
+    return markdown(["images per device", *norms], rows)

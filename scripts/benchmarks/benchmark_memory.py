@@ -1,19 +1,18 @@
 """Measure the memory of a training step of a 50-layer net with LeakyReLU.
 
 The net is ResNet-50 with the activation after every normalization ("pre-activation", He
-et al., arXiv:1603.05027). Only the variant "built in" has it in the layer. A variant is
-measured, in a new process on one CPU context, only if its float64 results equal the
-first variant's. "after forward" is the memory that backward needs.
+et al., arXiv:1603.05027). The variant "built in" has the activation in SyncBatchNorm. A
+variant is only measured if its float64 results equal the first variant's.
+after_forward_mb is the memory that is kept for backward.
 
     python scripts/benchmarks/benchmark_memory.py  # about 5 minutes
-    python scripts/benchmarks/benchmark_memory.py --batch 2 --crop 96 --modes hybridize
 """
 
 import itertools
 import json
-import multiprocessing
 import tempfile
 import time
+from bisect import bisect
 from pathlib import Path
 
 from gluon_syncbn import SyncBatchNorm
@@ -21,15 +20,16 @@ from gluon_syncbn import SyncBatchNorm
 import benchmarking
 import mxnet as mx
 import numpy as np
+import tables
 from mxnet import autograd, profiler
 from mxnet.gluon import HybridBlock, nn
+from support.helpers import MODES, differentiate, set_mode
 
+BUILT_IN = {"activation": "leaky_relu", "slope": 0.01}
 VARIANTS = {
-    "BatchNorm": lambda: (nn.BatchNorm(), nn.LeakyReLU(0.01)),
-    "SyncBatchNorm": lambda: (SyncBatchNorm(num_devices=1), nn.LeakyReLU(0.01)),
-    "built in": lambda: (
-        SyncBatchNorm(num_devices=1, activation="leaky_relu", slope=0.01),
-    ),
+    "BatchNorm": lambda: [nn.BatchNorm(), nn.LeakyReLU(0.01)],
+    "SyncBatchNorm": lambda: [SyncBatchNorm(num_devices=1), nn.LeakyReLU(0.01)],
+    "built in": lambda: [SyncBatchNorm(num_devices=1, **BUILT_IN)],
 }
 # (blocks, channels, stride) of each stage
 STAGES = (3, 256, 1), (4, 512, 2), (6, 1024, 2), (3, 2048, 2)
@@ -78,33 +78,22 @@ def make_net(variant, mode, dtype="float32"):
     mx.random.seed(0)
     net.initialize(mx.init.Xavier())
     net(mx.nd.zeros((1, 3, 32, 32), dtype=dtype))  # deferred initialization
-    benchmarking.set_mode(net, mode)
+    set_mode(net, mode)
     return net
 
 
-def forward(net, x):
-    with autograd.record():
-        y = net(x)
-    mx.nd.waitall()
-    return y
-
-
-def verify(mode):
-    """Raise unless all variants have the same outputs and gradients."""
-    x = np.random.default_rng(0).normal(size=(2, 3, 33, 33))  # 2 x 2 in the last stage
-    expected = None
-    for variant in VARIANTS:
-        net = make_net(variant, mode, "float64")
-        y = forward(net, mx.nd.array(x, dtype="float64"))
-        y.backward(mx.nd.ones_like(y))
-        results = [y.asnumpy(), net[0].weight.grad().asnumpy()]
-        expected = expected or results
-        for result, right in zip(results, expected):
-            error = abs(result - right).max() / abs(right).max()
-            if not error < 1e-6:  # LeakyReLU rounds its slope to float32 (2e-8)
-                raise ValueError(
-                    f"{variant}, {mode}: the relative error is {error:.2g}"
-                )
+def verify(variant, mode):
+    """Raise unless outputs and a gradient equal the first variant's. Return no rows."""
+    x, results = np.random.default_rng(0).normal(size=(2, 3, 33, 33)), []
+    for candidate in "BatchNorm", variant:
+        net = make_net(candidate, mode, "float64")
+        y = differentiate(net, mx.nd.array(x, dtype="float64"))
+        results.append((y.asnumpy(), net[0].weight.grad().asnumpy()))
+    for right, result in zip(*results):
+        error = abs(result - right).max() / abs(right).max()
+        if not error < 1e-6:  # LeakyReLU rounds its slope to float32 (2e-8)
+            raise ValueError(f"{variant}, {mode}: the relative error is {error:.2g}")
+    return []
 
 
 def measure(variant, mode, batch, crop):
@@ -116,45 +105,35 @@ def measure(variant, mode, batch, crop):
         profiler.set_config(profile_memory=True, filename=str(trace), **others)
         profiler.set_state("run")
         net = make_net(variant, mode)
-        forward(net, mx.nd.zeros((1, 3, 32, 32))).backward()  # allocates gradients
+        differentiate(net, mx.nd.zeros((1, 3, 32, 32)))  # allocates gradients
         x = mx.nd.random.normal(shape=(batch, 3, crop, crop))
         mx.nd.waitall()
         begin = time.time()
-        y = forward(net, x)
+        with autograd.record():
+            y = net(x)
+        mx.nd.waitall()
         middle = time.time()
         y.backward()
         mx.nd.waitall()
-        end = time.time()
         profiler.set_state("stop")
         profiler.dump()
         events = json.loads(trace.read_text())["traceEvents"]
     changes = [e for e in events if e.get("ph") == "C" and e["name"] == COUNTER]
     samples = sorted((e["ts"] / 1e6, e["args"][COUNTER] / 1e6) for e in changes)
-
-    def highest(start, stop):
-        """Return the largest value from `start` to `stop`."""
-        former = [size for when, size in samples if when <= start][-1:]
-        return max(former + [size for when, size in samples if start < when <= stop])
-
-    before = highest(begin, begin)
+    times, sizes = zip(*samples)
+    first, after_forward = (bisect(times, instant) - 1 for instant in (begin, middle))
     row = {"variant": variant, "mode": mode, "batch": batch, "crop": crop}
-    row["after_forward_mb"] = round(highest(middle, middle) - before, 1)
-    return {**row, "peak_mb": round(highest(begin, end) - before, 1)}
+    row["after_forward_mb"] = round(sizes[after_forward] - sizes[first], 1)
+    row["peak_mb"] = round(max(sizes[first:]) - sizes[first], 1)
+    return [row]
 
 
-def main():
-    parser = benchmarking.parser_of("benchmark_memory", __doc__, repetitions=1)
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--crop", type=int, default=240)
-    options, rows = parser.parse_args(), []
-    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        pool.map(verify, options.modes)
-        for mode, variant in itertools.product(options.modes, VARIANTS):
-            case = variant, mode, options.batch, options.crop
-            rows.append(pool.apply(measure, case))
-    columns = "mode", "variant", "after_forward_mb", "peak_mb"
-    benchmarking.write(options.output, rows, *columns)
+def cases(quick):
+    size = (2, 32) if quick else (4, 240)
+    for mode, variant in itertools.product(["hybridize"] if quick else MODES, VARIANTS):
+        yield {}, verify, variant, mode
+        yield {}, measure, variant, mode, *size
 
 
 if __name__ == "__main__":
-    main()
+    benchmarking.run("benchmark_memory", __doc__, cases, tables.memory)

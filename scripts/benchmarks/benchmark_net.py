@@ -6,62 +6,55 @@ loss of the first step, and the gradient of the first weight of the head, must b
 times closer to one context's than without synchronization. (Deeper gradients are no
 better test, because fifty layers of float32 amplify rounding.)
 
-Each synchronized layer has a process of its own, in which nn.BatchNorm is also timed.
+Each synchronized layer has processes of its own, in which nn.BatchNorm is also timed.
 
     python scripts/benchmarks/benchmark_net.py  # about 7 minutes
-    python scripts/benchmarks/benchmark_net.py --nets FCN --crop 240
 """
 
 import functools
-import multiprocessing
 import os
 import sys
-from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
-from unittest import mock
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+import gluon_syncbn
 
-import gluon_syncbn  # noqa: E402
-
-import benchmarking  # noqa: E402
-import gluoncv  # noqa: E402
-import mxnet as mx  # noqa: E402
-import numpy as np  # noqa: E402
-from mxnet import autograd, gluon  # noqa: E402
-from segmentation.model import NetWithLoss  # noqa: E402
+import benchmarking
+import gluoncv
+import mxnet as mx
+import numpy as np
+import tables
+from mxnet import autograd, gluon
+from segmentation.model import NetWithLoss
+from support.helpers import MODES, set_mode
 
 CLASSES = 11
 CONTEXTS = [mx.cpu(0), mx.cpu(1)]
-COUNT = {"num_devices": len(CONTEXTS)}
-NETS = {"FastSCNN": {}, "FCN": {"backbone": "resnet50"}}
-NETS["DeepLabV3"] = NETS["FCN"]
+NETS = "FastSCNN", "FCN", "DeepLabV3"
 # The arguments are bound here because norm_kwargs does not reach all FastSCNN layers.
 LAYERS = {
-    "gluon_syncbn": functools.partial(gluon_syncbn.SyncBatchNorm, **COUNT),
+    "gluon_syncbn": functools.partial(gluon_syncbn.SyncBatchNorm, num_devices=2),
     "BatchNorm": gluon.nn.BatchNorm,
-    "contrib": functools.partial(gluon.contrib.nn.SyncBatchNorm, **COUNT),
+    "contrib": functools.partial(gluon.contrib.nn.SyncBatchNorm, num_devices=2),
 }
 # MXNet reads the variables of a layer's process when it is imported. Contrib's layers
 # block a worker thread of their context. With one worker, MXNet's default, the branches
 # of FastSCNN deadlocked on two contexts in three of three runs.
 WORKERS = "MXNET_CPU_WORKER_NTHREADS"
-PROCESSES = {"gluon_syncbn": {}, "contrib": {WORKERS: "2"}}
+VARIABLES = {"gluon_syncbn": {}, "contrib": {WORKERS: "2"}}
 
 
 class Candidate:
     """A net with one kind of layer in one graph mode, and a batch."""
 
     def __init__(self, name, layer, mode, devices, x, y):
-        options = {"aux": False, "crop_size": x.shape[-1], "norm_layer": LAYERS[layer]}
-        options.update(NETS[name], ctx=devices.contexts, pretrained_base=False)
+        options = {"aux": False, "pretrained_base": False, "norm_layer": LAYERS[layer]}
+        options.update(ctx=devices.contexts, crop_size=x.shape[-1])
         net = getattr(gluoncv.model_zoo, name)(CLASSES, **options)
         mx.random.seed(0)  # the same parameters for every kind of layer
         xavier = mx.init.Xavier(magnitude=2)
         net.initialize(xavier, ctx=devices.contexts, force_reinit=True)
         net(mx.nd.zeros(x.shape, ctx=devices.contexts[0]))  # deferred initialization
         net.apply(lambda block: setattr(block, "_rate", 0))  # a field of Dropout
-        benchmarking.set_mode(net, mode)
+        set_mode(net, mode)
         self.net, self.devices, self.pixels = NetWithLoss(net), devices, y.size
         options = {"learning_rate": 0.001, "momentum": 0.9}
         self.trainer = gluon.Trainer(net.collect_params(), "sgd", options)
@@ -84,55 +77,38 @@ class Candidate:
         return loss, sum(gradient.asnumpy() for gradient in weight.list_grad())
 
 
-def verify(mode, candidates, right):
-    """Exit unless synchronized layers train like one context with the whole batch."""
-    errors = {
-        layer: [np.linalg.norm(a - b) for a, b in zip(candidate.results(), right)]
-        for layer, candidate in candidates.items()
-    }
-    bounds = [error / 10 for error in errors.pop("BatchNorm")]
-    for layer, found in errors.items():
-        if not (found[0] < bounds[0] and found[1] < bounds[1]):
-            sys.exit(f"{layer}, {mode}: errors must be below {bounds}, got {found}")
-
-
-def measure(name, layers, options):
-    """Return a row of results for each mode and each of `layers`."""
-    rng, crop = np.random.default_rng(0), options.crop
-    batch = options.batch * len(CONTEXTS)
-    x = rng.normal(size=(batch, 3, crop, crop)).astype("float32")
-    y = rng.integers(0, CLASSES, (batch, crop, crop)).astype("float32")
+def measure(name, layer, quick):
+    """Return a row for `layer` and a row for nn.BatchNorm in each mode."""
+    batch, crop, repetitions = (1, 32, 1) if quick else (2, 128, 5)
+    rng, images = np.random.default_rng(0), batch * len(CONTEXTS)
+    x = rng.normal(size=(images, 3, crop, crop)).astype("float32")
+    y = rng.integers(0, CLASSES, (images, crop, crop)).astype("float32")
     one, devices = map(gluon_syncbn.Devices, (CONTEXTS[0], CONTEXTS))
     right = Candidate(name, "BatchNorm", "imperative", one, x, y).results()
-    case = {"net": name, "crop": crop, "batch": options.batch}
-    case.update(contexts=len(CONTEXTS), workers=os.environ.get(WORKERS, "default"))
+    case = {"net": name, "crop": crop, "batch": batch, "contexts": len(CONTEXTS)}
+    case["workers"] = os.environ.get(WORKERS, "default")
     rows = []
-    for mode in options.modes:
-        candidates = {k: Candidate(name, k, mode, devices, x, y) for k in layers}
-        verify(mode, candidates, right)
-        steps = {layer: candidate.step for layer, candidate in candidates.items()}
-        times = benchmarking.take_turns(steps, options.repetitions, warm_up=1)
-        for layer, seconds in times.items():
-            row = {"layer": layer, "mode": mode, **case}
+    for mode in ["hybridize"] if quick else MODES:
+        steps, errors = {}, []
+        for kind in layer, "BatchNorm":
+            candidate = Candidate(name, kind, mode, devices, x, y)
+            pairs = zip(candidate.results(), right)
+            errors.append([np.linalg.norm(a - b) for a, b in pairs])
+            steps[kind] = candidate.step
+        if not all(synchronized < other / 10 for synchronized, other in zip(*errors)):
+            sys.exit(f"{layer}, {mode}: errors must be 1/10 of BatchNorm's: {errors}")
+        times = benchmarking.take_turns(steps, repetitions, warm_up=1)
+        for kind, seconds in times.items():
+            row = {"layer": kind, "mode": mode, **case}
             rows.append({**row, **benchmarking.statistics(seconds)})
     return rows
 
 
-def main():
-    parser = benchmarking.parser_of("benchmark_net", __doc__, repetitions=5)
-    parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))
-    parser.add_argument("--crop", type=int, default=128, help="a multiple of 32")
-    parser.add_argument("--batch", type=int, default=2, help="images per context")
-    options, rows = parser.parse_args(), []
-    spawn = multiprocessing.get_context("spawn")
-    for layer, variables in PROCESSES.items():
-        with mock.patch.dict(os.environ, variables), ProcessPoolExecutor(1, spawn) as p:
-            for name in options.nets:
-                rows += p.submit(measure, name, (layer, "BatchNorm"), options).result()
-    columns = "net", "mode", "workers", "layer", "median_ms"
-    bandwidth = benchmarking.copy_bandwidth()
-    benchmarking.write(options.output, rows, *columns, copy_gb_s=bandwidth)
+def cases(quick):
+    for layer, variables in VARIABLES.items():
+        for name in ["FCN"] if quick else NETS:
+            yield variables, measure, name, layer, quick
 
 
 if __name__ == "__main__":
-    main()
+    benchmarking.run("benchmark_net", __doc__, cases, tables.nets)

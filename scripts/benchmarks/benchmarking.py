@@ -1,24 +1,46 @@
-"""Functions of all benchmarks: time in turns, compute medians, write JSON."""
+"""Functions of all benchmarks: run in new processes, time in turns, write JSON."""
 
 import argparse
 import json
+import multiprocessing
 import os
 import platform
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 import gluon_syncbn
 
 import mxnet as mx
 import numpy as np
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
+SCRIPTS = Path(__file__).resolve().parents[1]
+# Benchmarks import modules of scripts and of tests/support.
+sys.path += [str(SCRIPTS), str(SCRIPTS.parent / "tests")]
 
-from support.helpers import MODES, set_mode  # noqa: E402, F401
 
-RESULTS = Path(__file__).parents[1] / "results"
+def run(name, description, cases, table):
+    """Run a benchmark from the command line.
+
+    Each of `cases(quick)` has environment variables, a function and its arguments. The
+    function returns rows of results from a new process with these variables. All rows
+    are written as JSON with a description of the machine, and `table(path)` is printed.
+    """
+    parser = argparse.ArgumentParser(description=description.split("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="measure a tiny size")
+    parser.add_argument("--output", type=Path, default=SCRIPTS / f"results/{name}.json")
+    options, rows = parser.parse_args(), []
+    spawn = multiprocessing.get_context("spawn")
+    for variables, *call in cases(options.quick):
+        with mock.patch.dict(os.environ, variables):
+            with ProcessPoolExecutor(1, spawn) as pool:
+                rows += pool.submit(*call).result()
+    head = json.dumps({"machine": machine(), "copy_gb_s": copy_bandwidth()}, indent=1)
+    lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
+    options.output.write_text(f'{head[:-2]},\n "rows": [\n{lines}\n ]\n}}\n')
+    print(table(options.output.absolute()))
 
 
 def take_turns(steps, repetitions, warm_up=3):
@@ -41,15 +63,6 @@ def statistics(seconds):
     return {**rounded, "repetitions": len(seconds)}
 
 
-def parser_of(name, description, repetitions):
-    """Return a parser with the common options of benchmarks."""
-    parser = argparse.ArgumentParser(description=description.split("\n")[0])
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
-    parser.add_argument("--repetitions", type=int, default=repetitions)
-    parser.add_argument("--output", type=Path, default=RESULTS / f"{name}.json")
-    return parser
-
-
 def copy_bandwidth(megabytes=256):
     """Return GB/s that a copy with a thread for each core reads and writes."""
     cores = len(os.sched_getaffinity(0))
@@ -63,10 +76,10 @@ def copy_bandwidth(megabytes=256):
 
 def machine():
     """Return the hardware and the versions of this run."""
-    names = sorted(os.environ)
-    prefixes = "OMP_", "MXNET_", "GLUON_SYNCBN_"
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     models = [line.split(": ")[1] for line in lines if line.startswith("model name")]
+    prefixes = "OMP_", "MXNET_", "GLUON_SYNCBN_"
+    variables = {n: v for n, v in os.environ.items() if n.startswith(prefixes)}
     return {
         "processor": models[0] if models else platform.processor(),
         "cores": len(os.sched_getaffinity(0)),
@@ -76,15 +89,5 @@ def machine():
         "gluon_syncbn": gluon_syncbn.__version__,
         "numpy": np.__version__,
         "instruction_set": gluon_syncbn.features()["instruction_set"],
-        "environment": {n: os.environ[n] for n in names if n.startswith(prefixes)},
+        "environment": variables,
     }
-
-
-def write(path, rows, *columns, **facts):
-    """Print some columns of the rows. Write all, the machine and `facts` as JSON."""
-    for row in rows:
-        print("  ".join(str(row[name]) for name in columns))
-    head = json.dumps({"machine": machine(), **facts}, indent=1)[:-2]
-    lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
-    path.write_text(f'{head},\n "rows": [\n{lines}\n ]\n}}\n')
-    print(f"written to {path}")

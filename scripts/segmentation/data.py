@@ -21,7 +21,7 @@ class UserError(Exception):
 
 
 class Split:
-    """Batches for this process, which only depend on seed, epoch and image.
+    """The batches of this process. Crops depend only on seed, epoch and image.
 
     `load(item)` returns an image and its int32 label map; -1 means unlabelled.
     """

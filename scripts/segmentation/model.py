@@ -90,7 +90,7 @@ def build_model(args, num_classes, contexts):
 
 
 class NetWithLoss(gluon.Block):
-    """The summed cross entropy of each image; in evaluation also predicted classes."""
+    """A net that returns each image's summed loss; in evaluation also its classes."""
 
     def __init__(self, net):
         super().__init__()
@@ -112,7 +112,7 @@ class NetWithLoss(gluon.Block):
 
 
 class Momentum(mx.optimizer.SGD):
-    """SGD whose momenta are saved as arrays: Trainer.load_states unpickles a file."""
+    """SGD whose momenta can be saved as arrays. Trainer would save pickles."""
 
     momenta = restored = {}
 
@@ -155,7 +155,7 @@ class Engine:
             loss.backward()
             self.trainer.step(float(labelled) or 1e-30)  # 0 if all are unlabelled
             sums += loss.asscalar(), labelled
-        # A static_shape graph updates running statistics unknown to MXNet's engine.
+        # MXNet's engine is unaware that static_shape graphs write statistics.
         mx.nd.waitall()
         if self.args.norm == "bn":  # a file holds the statistics of one device
             for parameter in self.net.collect_params(".*running.*").values():

@@ -15,36 +15,9 @@
 namespace cuda = syncbn::cuda;
 using syncbn::DType;
 using syncbn::Layout;
+using test::CudaKernels;
 
 namespace {
-
-struct CudaKernels {
-  static constexpr int64_t kWorkspaceZeros = cuda::kWorkspaceZeros;
-  static int64_t WorkspaceBytes() { return cuda::WorkspaceBytes(); }
-  // Sums of four vectors are in the data's arithmetic, and sums of these in double.
-  static double SumError(DType dtype, double n) {
-    const double eps = dtype == DType::kFloat64 ? 0x1p-53 : 0x1p-24;
-    return eps * std::min(n, 4.0 * 8) + 0x1p-53 * n;
-  }
-  static double SumEps(DType dtype) { return test::EpsOf(dtype); }
-  static void LocalMoments(const syncbn::ReductionPass& pass, void* workspace) {
-    cuda::LocalMoments(pass, workspace, nullptr);
-    Wait();
-  }
-  static void BackwardSums(const syncbn::ReductionPass& pass, void* workspace) {
-    cuda::BackwardSums(pass, workspace, nullptr);
-    Wait();
-  }
-  static void Normalize(const syncbn::ElementwisePass& pass) {
-    cuda::Normalize(pass, nullptr);
-    Wait();
-  }
-  static void BackwardApply(const syncbn::ElementwisePass& pass) {
-    cuda::BackwardApply(pass, nullptr);
-    Wait();
-  }
-  static void Wait() { test::Check(cudaStreamSynchronize(nullptr)); }
-};
 
 // The first value of a thread, which its float32 sums subtract, may be far from all others. The
 // moments of other threads and channels must keep their precision.
