@@ -117,6 +117,7 @@ def recompute_statistics(
         )
     if steps is not None:
         check_int("steps", steps, minimum=1)
+    devices, axis = _devices_of(net)
     total("recompute_statistics")  # a rank that trains would exchange with these layers
     with synchronized(net) as norms:
         # Several nodes may share one layer.
@@ -130,14 +131,17 @@ def recompute_statistics(
                 f"net must have a BatchNorm that is not frozen, got {name_of(net)}"
             )
         batches = itertools.islice(batches, steps)
-        collected = _collect(net, list(layers.values()), batches)
-    _check_all_ranks(collected)
-    _write_statistics(collected)
+        collected = _collect(net, list(layers.values()), devices, axis, batches)
+    values = _running_values(collected)
+    _check_all_ranks(values)
+    with autograd.pause(), DeferredSignals():
+        for parameter, value in values.items():
+            for data in data_of(parameter):
+                data[:] = value
 
 
-def _collect(net, layers, batches):
+def _collect(net, layers, devices, axis, batches):
     """Call the net on each batch; return {layer: moments} of the layers it calls."""
-    devices, axis = _devices_of(net)
     collected: dict[Any, _Collected] = {}
     for batch in _shared(batches):
         shards = _split(net, batch, devices.contexts, axis)
@@ -277,31 +281,32 @@ def _shared(batches):
         )
 
 
-def _check_all_ranks(collected):
+def _running_values(collected):
+    """Return {parameter: its new value} from {layer: moments}."""
+    merged: dict[Any, _Collected] = {}
+    for layer, moments in collected.items():
+        place = layer.running_mean, layer.running_var  # layers may share these
+        merged[place] = merged[place].merge(moments) if place in merged else moments
+    values = {}
+    for (running_mean, running_var), (is_unbiased, size, mean, m2) in merged.items():
+        # m2 is 0 where the divisor would be 0.
+        var = m2 / max(1, size - is_unbiased)
+        with np.errstate(over="ignore"):  # a value may be finite in float64 only
+            values[running_mean] = mean.astype(running_mean.dtype)
+            values[running_var] = var.astype(running_var.dtype)
+    return values
+
+
+def _check_all_ranks(values):
     """Raise ValueError on all ranks if one of them has a fault."""
     faults = [
-        f"SyncBatchNorm '{name_of(layer)}': the statistics of the batches must be "
-        "finite. Check the parameters and inputs. The running statistics are unchanged."
-        for layer, moments in collected.items()
-        if not np.isfinite([moments.mean, moments.m2]).all()
+        f"{parameter.name} of all batches must be finite. Check the parameters and "
+        "inputs. The running statistics are unchanged."
+        for parameter, value in values.items()
+        if not np.isfinite(value).all()
     ]
-    if not collected:
+    if not values:
         faults = ["net must call a BatchNorm that is not frozen, got no call"]
     for fault in allgather(faults, "recompute_statistics"):
         if fault:
             raise ValueError(fault[0])
-
-
-def _write_statistics(collected):
-    """Set the running statistics, which layers may share."""
-    merged: dict[Any, _Collected] = {}
-    for layer, moments in collected.items():
-        place = layer.running_mean, layer.running_var
-        merged[place] = merged[place].merge(moments) if place in merged else moments
-    with autograd.pause(), DeferredSignals():
-        for parameters, (is_unbiased, size, mean, m2) in merged.items():
-            # m2 is 0 where the divisor would be 0.
-            values = mean, m2 / max(1, size - is_unbiased)
-            for parameter, value in zip(parameters, values):
-                for data in data_of(parameter):
-                    data[:] = value.astype(data.dtype)

@@ -269,8 +269,9 @@ def _check(norm, settings):
     check_numbers(made_with["momentum"], made_with["eps"], where)
     # MXNet's contrib layer has no setting for the axis, which is 1.
     check_int(f"axis{where}", made_with.get("axis", 1), minimum=-5, maximum=4)
-    if norm.block is not None:
+    if norm.block is not None or isinstance(norm.layer, SyncBatchNorm):
         ranks_of(settings.group, norm.name)
+    if norm.block is not None:
         if not settings.num_devices and not contexts_of(norm.layer.running_mean):
             raise ValueError(
                 f"num_devices must be given for {norm.name}, because its SymbolBlock "
