@@ -102,9 +102,8 @@ class SyncBatchNorm(nn.BatchNorm):
     Inputs
         - **data**: 2 to 5 dimensions, float16, float32 or float64.
         - **mask** (optional): an array with the shape of `data` without the axis of the
-          channels, which must be 1 or -1, or the last axis of a known shape. Elements
-          where the mask is 0 are padding: they do not contribute to statistics and
-          gradients, and their outputs and gradients are 0.
+          channels. Elements where the mask is 0 are padding: they do not contribute to
+          statistics and gradients, and their outputs and gradients are 0.
 
     Raises
     ------
@@ -228,8 +227,7 @@ class SyncBatchNorm(nn.BatchNorm):
         is_frozen = self._kwargs["use_global_stats"]
         self._sync.register(self._reg_params.values())
         # A symbol that is not traced for a call belongs to no context.
-        trace = current_trace() if is_graph else None
-        has_context = not is_graph or trace is not None
+        has_context = not is_graph or current_trace() is not None
         if autograd.is_training() and not is_frozen and has_context:
             self._check_enough_contexts()
             self._sync.warn_of_plain_loop(self.contexts())
@@ -237,7 +235,7 @@ class SyncBatchNorm(nn.BatchNorm):
         check_type("data", x, types, "an NDArray or Symbol")
         inputs = (x,) if mask is None else (x, mask)
         if mask is not None:
-            check_mask(self.name, x, mask, self._kwargs["axis"], trace)
+            check_mask(self.name, x, mask, self._kwargs["axis"])
         if is_graph:
             return call_with_parameters(self, *inputs)
         try:

@@ -168,7 +168,7 @@ def _read(block):
         if node["op"] in _OPERATORS and used[number] != {0}:
             reason = "its mean or variance is read"
         name = layer._sync.name if is_ours(node) else _prefix(node)
-        is_masked = node["attrs"].get("masked") in _TRUE
+        is_masked = _is_masked(node)
         if layer in source.norms:
             is_masked = is_masked or source.norms[layer].is_masked
         source.norms[layer] = Norm(name, layer, reason, block, is_masked)
@@ -205,7 +205,7 @@ def _layer_of(node, inputs, parameters):
 
 def remake_graph(block: SymbolBlock) -> None:
     """Make the graph of a SymbolBlock from its layers."""
-    source, is_np = block._source, mx.util.is_np_array()
+    source = block._source
     nodes, layers = graphs.nodes_of(source.graph), source.layers
     changes = {
         number: _change(nodes[number], source.norms[layer])
@@ -218,8 +218,7 @@ def remake_graph(block: SymbolBlock) -> None:
 
     def replace(number, node):
         if number in replaced:
-            data = mx.sym.var(graphs.INPUT)
-            return layers[number](data.as_np_ndarray() if is_np else data)
+            return _symbol_of(layers[number], _is_masked(node))
         node["attrs"].update(changes.get(number, {}))
         is_behind = bool(node["inputs"]) and node["inputs"][0][0] in ours
         if is_guard(node) and (number in guards_before or is_behind):
@@ -245,6 +244,20 @@ def _change(node, norm):
     if not norm.reason and type(layer) is not _OPERATORS[node["op"]]:
         return None
     return {} if is_frozen == _is_frozen(node) else {_FROZEN: str(is_frozen)}
+
+
+def _symbol_of(layer, is_masked):
+    """Return a symbol of a layer that can replace a node."""
+    data, settings = mx.sym.var(graphs.INPUT), settings_of(layer)
+    if is_masked:  # the node's input is a matrix with the channels last
+        blocks.set_settings(layer, {**settings, "axis": -1})
+    symbol = layer(data.as_np_ndarray() if mx.util.is_np_array() else data)
+    blocks.set_settings(layer, settings)
+    return symbol
+
+
+def _is_masked(node):
+    return node["attrs"].get("masked") in _TRUE
 
 
 def _is_frozen(node):

@@ -73,6 +73,7 @@ def watch_graphs() -> None:
 
     class CachedOp(mx.nd.CachedOp):
         def __init__(self, graph: Any, flags: Sequence = ()) -> None:
+            self.handle = None  # MXNet's destructor frees it, also after an error
             self._statistics: list = []  # their indices in the inputs
             self._layers = layers_in(graph)
             self._is_for_gpus = bool(self._layers) and all(

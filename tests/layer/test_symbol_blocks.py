@@ -134,7 +134,7 @@ def test_a_gradient_that_is_divided_by_rows(normalization):
 class Masked(HybridBlock):
     def __init__(self):
         super().__init__()
-        self.norm = SyncBatchNorm(axis=-1, in_channels=1, num_devices=1)
+        self.norm = SyncBatchNorm(axis=2, in_channels=1, num_devices=1)
 
     def hybrid_forward(self, F, x, mask):
         return self.norm(x, mask)
