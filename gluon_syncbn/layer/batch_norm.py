@@ -244,21 +244,10 @@ class SyncBatchNorm(nn.BatchNorm):
             make_plain(x)
             return plain_gradient(call_with_parameters(self, *inputs))
         except mx.MXNetError:
-            self._check_channels(x)
+            self._check_shape(x)
             raise
 
-    def _compute(
-        self,
-        F: Any,
-        x: Any,
-        mask: Any = None,
-        *,
-        gamma: Any,
-        beta: Any,
-        running_mean: Any,
-        running_var: Any,
-    ) -> Any:
-        """Compute arrays, or make symbols; Gluon 1 calls this `hybrid_forward`."""
+    def _compute(self, F, x, mask=None, *, gamma, beta, running_mean, running_var):
         operands = [x, gamma, beta, running_mean, running_var]
         is_np, masked = IS_GLUON_2 or mx.util.is_np_array(), None
         if is_np:
@@ -284,13 +273,7 @@ class SyncBatchNorm(nn.BatchNorm):
 
         def infer_shape(self, x: Any, *_mask: Any) -> None:
             """Set the shapes of the parameters before the first call."""
-            axis = self._kwargs["axis"]
-            if not -x.ndim <= axis < x.ndim:
-                raise ValueError(
-                    f"SyncBatchNorm '{self.name}': axis must be an axis of an input "
-                    f"with {x.ndim} dimensions, got {axis}"
-                )
-            self._check_channels(x)
+            self._check_shape(x)
             super().infer_shape(x)
 
     else:
@@ -316,10 +299,15 @@ class SyncBatchNorm(nn.BatchNorm):
         y = F.Custom(x, *parameters, name="fwd", op_type="gluon_syncbn", **node)
         return guarded(F, y) if is_graph else y
 
-    def _check_channels(self, x):
+    def _check_shape(self, x):
         """Raise a clearer error than MXNet's "Shape inconsistent"."""
         axis, expected = self._kwargs["axis"], self.gamma.shape[0]
-        if -x.ndim <= axis < x.ndim and 0 < expected != x.shape[axis]:
+        if not -x.ndim <= axis < x.ndim:
+            raise ValueError(
+                f"SyncBatchNorm '{self.name}': axis must be an axis of an input with "
+                f"{x.ndim} dimensions, got {axis}"
+            )
+        if 0 < expected != x.shape[axis]:
             raise ValueError(
                 f"SyncBatchNorm '{self.name}': data must have {expected} channels "
                 f"along axis {axis}, got shape {x.shape}"

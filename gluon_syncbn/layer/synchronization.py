@@ -278,15 +278,15 @@ def ranks_of(group: Any, layer: str) -> list[int]:
 class ActivatedBatchNorm(nn.BatchNorm):
     """A BatchNorm with an activation: a reverted SyncBatchNorm that has one."""
 
-    def _forward_gluon_1(self, F: Any, x: Any, **parameters: Any) -> Any:
-        y = super().hybrid_forward(F, x, **parameters)
-        return apply_activation(F, y, self._activation_settings)
-
-    def _forward_gluon_2(self, x: Any) -> Any:
-        y = super().forward(x).as_nd_ndarray()
-        return apply_activation(mx.nd, y, self._activation_settings).as_np_ndarray()
-
     if IS_GLUON_2:
-        forward = _forward_gluon_2
+
+        def forward(self, x: Any) -> Any:
+            y = super().forward(x).as_nd_ndarray()
+            y = apply_activation(mx.nd, y, self._activation_settings)
+            return y.as_np_ndarray()
+
     else:
-        hybrid_forward = _forward_gluon_1
+
+        def hybrid_forward(self, F: Any, x: Any, **parameters: Any) -> Any:
+            y = super().hybrid_forward(F, x, **parameters)
+            return apply_activation(F, y, self._activation_settings)
