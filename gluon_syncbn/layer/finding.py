@@ -232,6 +232,7 @@ def _change(node, norm):
     if is_ours(node):
         if type(layer) is not SyncBatchNorm or is_frozen:
             return None
+        layer._sync.register(getattr(layer, name) for name in _PARAMETERS)
         layer._sync.update(layer.contexts(), settings_of(layer))
         layer._sync.keep()
         return {"layer_key": layer.key}

@@ -18,7 +18,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd
-from mxnet.gluon import HybridBlock, SymbolBlock, nn
+from mxnet.gluon import HybridBlock, SymbolBlock, Trainer, nn
 from support import reference
 from support.blocks import gluon_1_only
 from support.helpers import (
@@ -73,6 +73,13 @@ def test_a_graph_needs_the_number_of_its_devices():
     net.initialize(ctx=cpus(2))
     (layer,) = synchronized_layers(convert_sync_batchnorm(net))
     assert layer.num_devices == 2
+
+
+def test_a_trainer_waits_for_the_layers_of_a_graph():
+    net = SymbolBlock(SyncBatchNorm(in_channels=1)(DATA), DATA)  # its own parameters
+    net.initialize()
+    trainer = Trainer(convert_sync_batchnorm(net).collect_params(), "sgd")
+    assert "step" in vars(trainer)
 
 
 class Branches(HybridBlock):
