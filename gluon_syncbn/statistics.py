@@ -117,11 +117,10 @@ def recompute_statistics(
         )
     if steps is not None:
         check_int("steps", steps, minimum=1)
-    devices, axis = _devices_of(net)
+    devices, axis = _devices_and_axis(net)
     total("recompute_statistics")  # a rank that trains would exchange with these layers
     with synchronized(net) as norms:
-        # Several nodes may share one layer.
-        layers = {norm.layer.key: norm.layer for norm in norms if not norm.reason}
+        layers = [norm.layer for norm in norms if not norm.reason]
         passed = [norm for norm in norms if norm.reason]
         if passed:
             kept = comma_list(passed)
@@ -131,7 +130,7 @@ def recompute_statistics(
                 f"net must have a BatchNorm that is not frozen, got {name_of(net)}"
             )
         batches = itertools.islice(batches, steps)
-        collected = _collect(net, list(layers.values()), devices, axis, batches)
+        collected = _collect(net, layers, devices, axis, batches)
     values = _running_values(collected)
     _check_all_ranks(values)
     with autograd.pause(), DeferredSignals():
@@ -155,8 +154,7 @@ def _collect(net, layers, devices, axis, batches):
     return collected
 
 
-def _devices_of(net):
-    """Return the Devices of a net, and the axis along which batches are split."""
+def _devices_and_axis(net):
     if is_parallel(net):
         return net.devices, net.forward.batch_axis
     found = map(contexts_of, net.collect_params().values())
@@ -184,7 +182,6 @@ def _split(net, batch, contexts, axis):
 
 
 def _copy_to(leaf, context):
-    """Return a leaf of a batch, copied to the context if it is an array."""
     if not isinstance(leaf, (mx.nd.NDArray, np.ndarray)):
         return leaf
     check_array(leaf)

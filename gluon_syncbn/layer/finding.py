@@ -55,7 +55,7 @@ class Norm(NamedTuple):
 def norms_of(net: mx.gluon.Block) -> list[Norm]:
     """Return the batch normalizations of a net, including `net` itself.
 
-    Other parameters that are named like running means give Norms without a layer.
+    A parameter of no known layer that is named like a running mean is also returned.
     """
     found, names = [], blocks.names_in(net)
     for block, name in names.items():
@@ -174,7 +174,6 @@ def _read(block):
 
 
 def _layer_of(node, inputs, parameters):
-    """Return a layer with the settings and parameters of a node."""
     attributes = node["attrs"]
     options = {} if IS_GLUON_2 else {"prefix": f"{_prefix(node)}_"}
     cls = _OPERATORS.get(node["op"], nn.BatchNorm)
