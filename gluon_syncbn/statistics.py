@@ -62,10 +62,11 @@ def recompute_statistics(
         statistics.
     batches : iterable
         Each batch is an array, or a tuple or list that begins with the inputs of `net`;
-        later elements such as labels are ignored. Arrays are NumPy's or MXNet's, on any
-        context. If `net` is on several contexts, each batch is split over them. With
-        several processes every process calls this function with equally many batches.
-        A layer with ``nonfinite="skip"`` ignores batches whose moments are not finite.
+        later elements such as labels are ignored. A SyncBatchNorm, or a Sequential that
+        begins with one, gets no mask. Arrays are NumPy's or MXNet's, on any context. If
+        `net` is on several contexts, each batch is split over them. With several
+        processes every process calls this function with equally many batches. A layer
+        with ``nonfinite="skip"`` ignores batches whose moments are not finite.
     steps : int or None, default None
         Maximum number of batches. By default all batches are used.
 
