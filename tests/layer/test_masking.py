@@ -110,7 +110,7 @@ def test_numpy_arrays():
     [
         (1, [[1, 0]], TypeError, r"mask .*NDArray.*\[\[1, 0\]\]"),
         (1, nd.ones((2, 3)), ValueError, r"mask .*\(2, 4\).*\(2, 3\)"),
-        (-4, nd.ones((2, 4)), ValueError, r"mask .*axis -4.*\(2, 4\)"),
+        (-4, nd.ones((2, 4)), ValueError, "axis .*-4"),
         (1, mx.sym.var("mask"), TypeError, by_gluon("mask .*NDArray", "type")),
     ],
 )
