@@ -121,10 +121,10 @@ def test_a_mask_that_does_not_fit(axis, mask, error, text):
         layer(nd.ones((2, 3, 4)), mask)
 
 
-@pytest.mark.parametrize("shape", [(5, 6), (6, 5, 1)])
+@pytest.mark.parametrize("shape", [(5, 6), (6, 1), (6, 5, 1)])
 @pytest.mark.parametrize("mode", ["imperative", "hybridize"])
 def test_masks_of_wrong_shapes_in_nets(mode, shape):
-    """Transposed, as SequenceMask makes it, or with a third axis, which broadcasts."""
+    """Transposed, as SequenceMask makes it, or of a shape that broadcasts."""
     x, net = nd.random.normal(shape=(6, 5, 3)), set_mode(Masked(-1), mode)
     net.initialize()
     for _ in range(2):
