@@ -106,7 +106,6 @@ class Monitor:
 
 
 def _hint(data, others, negligible):
-    """Return a sentence about the longest wait."""
     waits = {device: sum(layers.values()) for device, layers in others.items()}
     longest = max(waits.values(), default=0)
     for_data = max(data.values(), default=0)

@@ -62,10 +62,11 @@ def recompute_statistics(
         statistics.
     batches : iterable
         Each batch is an array, or a tuple or list that begins with the inputs of `net`;
-        later elements such as labels are ignored. Arrays are NumPy's or MXNet's, on any
-        context. If `net` is on several contexts, each batch is split over them. With
-        several processes every process calls this function with equally many batches.
-        A layer with ``nonfinite="skip"`` ignores batches whose moments are not finite.
+        later elements such as labels are ignored. A SyncBatchNorm, or a Sequential that
+        begins with one, gets no mask. Arrays are NumPy's or MXNet's, on any context. If
+        `net` is on several contexts, each batch is split over them. With several
+        processes every process calls this function with equally many batches. A layer
+        with ``nonfinite="skip"`` ignores batches whose moments are not finite.
     steps : int or None, default None
         Maximum number of batches. By default all batches are used.
 
@@ -117,10 +118,10 @@ def recompute_statistics(
         )
     if steps is not None:
         check_int("steps", steps, minimum=1)
+    devices, axis = _devices_and_axis(net)
     total("recompute_statistics")  # a rank that trains would exchange with these layers
     with synchronized(net) as norms:
-        # Several nodes may share one layer.
-        layers = {norm.layer.key: norm.layer for norm in norms if not norm.reason}
+        layers = [norm.layer for norm in norms if not norm.reason]
         passed = [norm for norm in norms if norm.reason]
         if passed:
             kept = comma_list(passed)
@@ -130,14 +131,17 @@ def recompute_statistics(
                 f"net must have a BatchNorm that is not frozen, got {name_of(net)}"
             )
         batches = itertools.islice(batches, steps)
-        collected = _collect(net, list(layers.values()), batches)
-    _check_all_ranks(collected)
-    _write_statistics(collected)
+        collected = _collect(net, layers, devices, axis, batches)
+    values = _running_values(collected)
+    _check_all_ranks(values)
+    with autograd.pause(), DeferredSignals():
+        for parameter, value in values.items():
+            for data in data_of(parameter):
+                data[:] = value
 
 
-def _collect(net, layers, batches):
+def _collect(net, layers, devices, axis, batches):
     """Call the net on each batch; return {layer: moments} of the layers it calls."""
-    devices, axis = _devices_of(net)
     collected: dict[Any, _Collected] = {}
     for batch in _shared(batches):
         shards = _split(net, batch, devices.contexts, axis)
@@ -151,8 +155,7 @@ def _collect(net, layers, batches):
     return collected
 
 
-def _devices_of(net):
-    """Return the Devices of a net, and the axis along which batches are split."""
+def _devices_and_axis(net):
     if is_parallel(net):
         return net.devices, net.forward.batch_axis
     found = map(contexts_of, net.collect_params().values())
@@ -180,7 +183,6 @@ def _split(net, batch, contexts, axis):
 
 
 def _copy_to(leaf, context):
-    """Return a leaf of a batch, copied to the context if it is an array."""
     if not isinstance(leaf, (mx.nd.NDArray, np.ndarray)):
         return leaf
     check_array(leaf)
@@ -277,31 +279,32 @@ def _shared(batches):
         )
 
 
-def _check_all_ranks(collected):
+def _running_values(collected):
+    """Return {parameter: its new value} from {layer: moments}."""
+    merged: dict[Any, _Collected] = {}
+    for layer, moments in collected.items():
+        place = layer.running_mean, layer.running_var  # layers may share these
+        merged[place] = merged[place].merge(moments) if place in merged else moments
+    values = {}
+    for (running_mean, running_var), (is_unbiased, size, mean, m2) in merged.items():
+        # m2 is 0 where the divisor would be 0.
+        var = m2 / max(1, size - is_unbiased)
+        with np.errstate(over="ignore"):  # a value may be finite in float64 only
+            values[running_mean] = mean.astype(running_mean.dtype)
+            values[running_var] = var.astype(running_var.dtype)
+    return values
+
+
+def _check_all_ranks(values):
     """Raise ValueError on all ranks if one of them has a fault."""
     faults = [
-        f"SyncBatchNorm '{name_of(layer)}': the statistics of the batches must be "
-        "finite. Check the parameters and inputs. The running statistics are unchanged."
-        for layer, moments in collected.items()
-        if not np.isfinite([moments.mean, moments.m2]).all()
+        f"{parameter.name} of all batches must be finite. Check the parameters and "
+        "inputs. The running statistics are unchanged."
+        for parameter, value in values.items()
+        if not np.isfinite(value).all()
     ]
-    if not collected:
+    if not values:
         faults = ["net must call a BatchNorm that is not frozen, got no call"]
     for fault in allgather(faults, "recompute_statistics"):
         if fault:
             raise ValueError(fault[0])
-
-
-def _write_statistics(collected):
-    """Set the running statistics, which layers may share."""
-    merged: dict[Any, _Collected] = {}
-    for layer, moments in collected.items():
-        place = layer.running_mean, layer.running_var
-        merged[place] = merged[place].merge(moments) if place in merged else moments
-    with autograd.pause(), DeferredSignals():
-        for parameters, (is_unbiased, size, mean, m2) in merged.items():
-            # m2 is 0 where the divisor would be 0.
-            values = mean, m2 / max(1, size - is_unbiased)
-            for parameter, value in zip(parameters, values):
-                for data in data_of(parameter):
-                    data[:] = value.astype(data.dtype)

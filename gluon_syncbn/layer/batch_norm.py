@@ -102,9 +102,8 @@ class SyncBatchNorm(nn.BatchNorm):
     Inputs
         - **data**: 2 to 5 dimensions, float16, float32 or float64.
         - **mask** (optional): an array with the shape of `data` without the axis of the
-          channels, which must be 1 or -1, or the last axis of a known shape. Elements
-          where the mask is 0 are padding: they do not contribute to statistics and
-          gradients, and their outputs and gradients are 0.
+          channels. Elements where the mask is 0 are padding: they do not contribute to
+          statistics and gradients, and their outputs and gradients are 0.
 
     Raises
     ------
@@ -228,8 +227,7 @@ class SyncBatchNorm(nn.BatchNorm):
         is_frozen = self._kwargs["use_global_stats"]
         self._sync.register(self._reg_params.values())
         # A symbol that is not traced for a call belongs to no context.
-        trace = current_trace() if is_graph else None
-        has_context = not is_graph or trace is not None
+        has_context = not is_graph or current_trace() is not None
         if autograd.is_training() and not is_frozen and has_context:
             self._check_enough_contexts()
             self._sync.warn_of_plain_loop(self.contexts())
@@ -237,7 +235,7 @@ class SyncBatchNorm(nn.BatchNorm):
         check_type("data", x, types, "an NDArray or Symbol")
         inputs = (x,) if mask is None else (x, mask)
         if mask is not None:
-            check_mask(self.name, x, mask, self._kwargs["axis"], trace)
+            check_mask(self.name, x, mask, self._kwargs["axis"])
         if is_graph:
             return call_with_parameters(self, *inputs)
         try:
@@ -246,21 +244,10 @@ class SyncBatchNorm(nn.BatchNorm):
             make_plain(x)
             return plain_gradient(call_with_parameters(self, *inputs))
         except mx.MXNetError:
-            self._check_channels(x)
+            self._check_shape(x)
             raise
 
-    def _compute(
-        self,
-        F: Any,
-        x: Any,
-        mask: Any = None,
-        *,
-        gamma: Any,
-        beta: Any,
-        running_mean: Any,
-        running_var: Any,
-    ) -> Any:
-        """Compute arrays, or make symbols; Gluon 1 calls this `hybrid_forward`."""
+    def _compute(self, F, x, mask=None, *, gamma, beta, running_mean, running_var):
         operands = [x, gamma, beta, running_mean, running_var]
         is_np, masked = IS_GLUON_2 or mx.util.is_np_array(), None
         if is_np:
@@ -286,13 +273,7 @@ class SyncBatchNorm(nn.BatchNorm):
 
         def infer_shape(self, x: Any, *_mask: Any) -> None:
             """Set the shapes of the parameters before the first call."""
-            axis = self._kwargs["axis"]
-            if not -x.ndim <= axis < x.ndim:
-                raise ValueError(
-                    f"SyncBatchNorm '{self.name}': axis must be an axis of an input "
-                    f"with {x.ndim} dimensions, got {axis}"
-                )
-            self._check_channels(x)
+            self._check_shape(x)
             super().infer_shape(x)
 
     else:
@@ -318,10 +299,15 @@ class SyncBatchNorm(nn.BatchNorm):
         y = F.Custom(x, *parameters, name="fwd", op_type="gluon_syncbn", **node)
         return guarded(F, y) if is_graph else y
 
-    def _check_channels(self, x):
+    def _check_shape(self, x):
         """Raise a clearer error than MXNet's "Shape inconsistent"."""
         axis, expected = self._kwargs["axis"], self.gamma.shape[0]
-        if -x.ndim <= axis < x.ndim and 0 < expected != x.shape[axis]:
+        if not -x.ndim <= axis < x.ndim:
+            raise ValueError(
+                f"SyncBatchNorm '{self.name}': axis must be an axis of an input with "
+                f"{x.ndim} dimensions, got {axis}"
+            )
+        if 0 < expected != x.shape[axis]:
             raise ValueError(
                 f"SyncBatchNorm '{self.name}': data must have {expected} channels "
                 f"along axis {axis}, got shape {x.shape}"

@@ -148,7 +148,7 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
     for norm in norms:
         if not norm.is_masked:
             _revert_layer(norm.layer)
-    _apply(norms)
+    _remake_graphs(norms)
     for act in after_reverting:
         act(net)
     return net
@@ -201,7 +201,7 @@ def freeze_statistics(net: mx.gluon.Block, frozen: bool = True) -> mx.gluon.Bloc
     changed = [norm for norm in norms if norm.layer is not None]
     for norm in changed:
         settings_of(norm.layer)["use_global_stats"] = frozen
-    _apply(changed)
+    _remake_graphs(changed)
     verb = "freeze" if frozen else "unfreeze"
     unknown = [n for n in norms if n.layer is None or finding.own_methods(n.layer)]
     if unknown:
@@ -241,7 +241,7 @@ def synchronized(net: mx.gluon.Block) -> Iterator[list[Norm]]:
             layer.__class__ = cls
             vars(layer).clear()
             vars(layer).update(attributes)
-        _apply(plain)
+        _remake_graphs(plain)
 
 
 def _norms_to_change(net):
@@ -260,8 +260,8 @@ def _synchronize(norms, settings):
     for norm in norms:
         _check(norm, settings)
     if any(isinstance(norm.layer, SyncBatchNorm) for norm in norms):
-        mx.nd.waitall()  # pending calls keep their settings
-    _apply([norm for norm in norms if _convert_layer(norm, settings)])
+        mx.nd.waitall()  # pending calls use the former settings
+    _remake_graphs([norm for norm in norms if _convert_layer(norm, settings)])
 
 
 def _check(norm, settings):
@@ -269,8 +269,9 @@ def _check(norm, settings):
     check_numbers(made_with["momentum"], made_with["eps"], where)
     # MXNet's contrib layer has no setting for the axis, which is 1.
     check_int(f"axis{where}", made_with.get("axis", 1), minimum=-5, maximum=4)
-    if norm.block is not None:
+    if norm.block is not None or isinstance(norm.layer, SyncBatchNorm):
         ranks_of(settings.group, norm.name)
+    if norm.block is not None:
         if not settings.num_devices and not contexts_of(norm.layer.running_mean):
             raise ValueError(
                 f"num_devices must be given for {norm.name}, because its SymbolBlock "
@@ -279,8 +280,7 @@ def _check(norm, settings):
             )
 
 
-def _apply(norms: Iterable[Norm]) -> None:
-    """Remake the graphs that contain changed layers."""
+def _remake_graphs(norms: Iterable[Norm]) -> None:
     norms = list(norms)
     for block in {norm.block: None for norm in norms if norm.block is not None}:
         finding.remake_graph(block)
@@ -332,7 +332,7 @@ def _revert_layer(layer):
             original, layer._activation_settings = ActivatedBatchNorm, sync.settings
     else:
         _drop_special_settings(layer)
-    # Later changes of settings stay; GluonCV freezes statistics this way.
+    # Settings that the program has changed stay; GluonCV freezes statistics this way.
     set_settings(layer, {**settings, **settings_of(layer)})
     layer.__class__ = original
 

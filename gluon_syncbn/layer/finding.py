@@ -42,7 +42,7 @@ class Norm(NamedTuple):
     layer: Any  # None if only its running mean is known
     reason: str = ""  # why it cannot synchronize
     block: Any = None  # the SymbolBlock of a node
-    is_masked: bool = False  # a node may have a mask
+    is_masked: bool = False  # some of its nodes have a mask
 
     def is_frozen(self) -> bool:
         """Return True if the layer uses its running statistics in training also."""
@@ -55,12 +55,12 @@ class Norm(NamedTuple):
 def norms_of(net: mx.gluon.Block) -> list[Norm]:
     """Return the batch normalizations of a net, including `net` itself.
 
-    Other parameters that are named like running means give Norms without a layer.
+    A parameter of no known layer that is named like a running mean is also returned.
     """
     found, names = [], blocks.names_in(net)
     for block, name in names.items():
         if isinstance(block, SymbolBlock):
-            found += _source_of(block).norms.values()
+            found += dict.fromkeys(_source_of(block).norms.values())
         elif isinstance(block, BatchNormBase):
             methods = ", ".join(own_methods(block))
             is_plain = not methods or isinstance(block, SyncBatchNorm)
@@ -125,59 +125,55 @@ def own_methods(block: mx.gluon.Block) -> list[str]:
 
 @dataclasses.dataclass
 class _Source:
-    """The original graph of a SymbolBlock, and layers for its batch normalizations.
+    """The original graph of a SymbolBlock, and its batch normalizations.
 
     It is not a tuple, because MXNet would warn that it contains unregistered children.
     """
 
     graph: Any
+    norms: dict  # {number of a node: Norm}
     made: Any  # the graph that was made from the layers
-    layers: dict = dataclasses.field(default_factory=dict)  # {number of a node: layer}
-    norms: dict = dataclasses.field(default_factory=dict)  # {layer: Norm}
-    keys: Any = ()  # the keys of the layers in `made`
+    keys: list  # the keys of the layers in `made`
 
-    def current_keys(self) -> list[str]:
-        layers = [x for x in self.layers.values() if isinstance(x, SyncBatchNorm)]
-        return [layer.key for layer in layers]
+
+def _keys_of(norms):
+    layers = [norm.layer for norm in norms.values()]
+    return [layer.key for layer in layers if isinstance(layer, SyncBatchNorm)]
 
 
 def _source_of(block):
     source = vars(block).get("_source")
     if source is None or source.made is not blocks.graph_of(block):
         source = block._source = _read(block)
-    elif source.keys != source.current_keys():  # the block is a copy
+    elif source.keys != _keys_of(source.norms):  # the block is a copy
         remake_graph(block)
     return source
 
 
 def _read(block):
     graph = blocks.graph_of(block)
-    nodes, used, by_key = graphs.nodes_of(graph), graphs.used_outputs(graph), {}
-    source = _Source(graph, graph)
+    nodes, used = graphs.nodes_of(graph), graphs.used_outputs(graph)
+    masked = {node["attrs"]["layer_key"] for node in nodes if _is_masked(node)}
+    layers, norms = {}, {}
     for number, node in enumerate(nodes):
         if node["op"] not in _OPERATORS and not is_ours(node):
             continue
         inputs = graphs.input_names(nodes, node)
         inputs = inputs[1:3] + inputs[-2:]
         key = node["attrs"].get("layer_key", number)  # a layer may be used twice
-        if key not in by_key:
-            by_key[key] = _layer_of(node, inputs, block.params)
-        layer = source.layers[number] = by_key[key]
+        if key not in layers:
+            layers[key] = _layer_of(node, inputs, block.params)
+        layer = layers[key]
         computed = [n for n, i in zip(_PARAMETERS, inputs) if i not in block.params]
         reason = f"its {' and '.join(computed)} is computed" if computed else ""
         if node["op"] in _OPERATORS and used[number] != {0}:
             reason = "its mean or variance is read"
         name = layer._sync.name if is_ours(node) else _prefix(node)
-        is_masked = node["attrs"].get("masked") in _TRUE
-        if layer in source.norms:
-            is_masked = is_masked or source.norms[layer].is_masked
-        source.norms[layer] = Norm(name, layer, reason, block, is_masked)
-    source.keys = source.current_keys()
-    return source
+        norms[number] = Norm(name, layer, reason, block, key in masked)
+    return _Source(graph, norms, graph, _keys_of(norms))
 
 
 def _layer_of(node, inputs, parameters):
-    """Return a layer with the settings and parameters of a node."""
     attributes = node["attrs"]
     options = {} if IS_GLUON_2 else {"prefix": f"{_prefix(node)}_"}
     cls = _OPERATORS.get(node["op"], nn.BatchNorm)
@@ -205,12 +201,9 @@ def _layer_of(node, inputs, parameters):
 
 def remake_graph(block: SymbolBlock) -> None:
     """Make the graph of a SymbolBlock from its layers."""
-    source, is_np = block._source, mx.util.is_np_array()
-    nodes, layers = graphs.nodes_of(source.graph), source.layers
-    changes = {
-        number: _change(nodes[number], source.norms[layer])
-        for number, layer in layers.items()
-    }
+    source = block._source
+    nodes, norms = graphs.nodes_of(source.graph), source.norms
+    changes = {number: _change(nodes[number], norms[number]) for number in norms}
     replaced = {number for number, change in changes.items() if change is None}
     ours = {number for number in replaced if is_ours(nodes[number])}
     # The guards around replaced nodes are also replaced.
@@ -218,8 +211,7 @@ def remake_graph(block: SymbolBlock) -> None:
 
     def replace(number, node):
         if number in replaced:
-            data = mx.sym.var(graphs.INPUT)
-            return layers[number](data.as_np_ndarray() if is_np else data)
+            return _symbol_of(norms[number].layer, _is_masked(node))
         node["attrs"].update(changes.get(number, {}))
         is_behind = bool(node["inputs"]) and node["inputs"][0][0] in ours
         if is_guard(node) and (number in guards_before or is_behind):
@@ -229,7 +221,7 @@ def remake_graph(block: SymbolBlock) -> None:
     source.made = source.graph
     if any(change != {} for change in changes.values()):
         source.made = graphs.rewrite(source.graph, replace)
-    source.keys = source.current_keys()
+    source.keys = _keys_of(norms)
     blocks.set_graph(block, source.made)
 
 
@@ -239,12 +231,27 @@ def _change(node, norm):
     if is_ours(node):
         if type(layer) is not SyncBatchNorm or is_frozen:
             return None
+        layer._sync.register(getattr(layer, name) for name in _PARAMETERS)
         layer._sync.update(layer.contexts(), settings_of(layer))
         layer._sync.keep()
         return {"layer_key": layer.key}
     if not norm.reason and type(layer) is not _OPERATORS[node["op"]]:
         return None
     return {} if is_frozen == _is_frozen(node) else {_FROZEN: str(is_frozen)}
+
+
+def _symbol_of(layer, is_masked):
+    """Return a symbol of a layer that can replace a node."""
+    data, settings = mx.sym.var(graphs.INPUT), settings_of(layer)
+    if is_masked:  # the node's input is a matrix with the channels last
+        blocks.set_settings(layer, {**settings, "axis": -1})
+    symbol = layer(data.as_np_ndarray() if mx.util.is_np_array() else data)
+    blocks.set_settings(layer, settings)
+    return symbol
+
+
+def _is_masked(node):
+    return node["attrs"].get("masked") in _TRUE
 
 
 def _is_frozen(node):

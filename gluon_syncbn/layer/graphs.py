@@ -1,18 +1,16 @@
 """Change graphs with layers so that MXNet runs them safely, and warn if one is saved.
 
 Any block may run such a graph: GluonCV makes SymbolBlocks from symbols of a layer. So
-the first layer that is traced replaces MXNet's class of graphs.
+the first layer that is traced replaces MXNet's class of graphs. docs/design/mxnet.md
+has the reasons for both changes.
 
-**Guards.** MXNet frees the plain copy of a blocked input as soon as an asynchronous
-operator, such as this layer, is queued (``PushOperator`` in imperative_utils.h). So an
-operator before the layer makes its input plain, and an operator behind the layer makes
-the gradient plain. In symbols these operators are copies, which are safe in every
-mode. A graph that runs knows its mode, devices and shapes, so it has cheaper operators
-or none.
+**Guards.** An operator before a layer makes its input plain, which means row-major
+instead of oneDNN's blocked layout. An operator behind the layer makes the gradient
+plain. In symbols these operators are copies, which are safe in every mode. A graph that
+runs knows its mode, devices and shapes, so it has cheaper operators or none.
 
-**Order.** MXNet treats running statistics as read-only in static_shape graphs. Without
-more edges it may reorder two layers that share statistics, or two calls with
-independent inputs, and devices could exchange the wrong uses of a layer.
+**Order.** In static_shape graphs MXNet would not order two uses of the same running
+statistics, and devices could exchange the wrong uses of a layer.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ from ..native.library import load
 
 def guarded(F: Any, value: Any) -> Any:
     """Return a copy that makes a layer's input, or its output's gradient, plain."""
-    # Not amp_multicast: its backward never adds to the gradient of a graph's input.
+    # The backward of amp_multicast never adds to the gradient of a graph's input.
     return F.SliceChannel(value, num_outputs=1)
 
 
@@ -73,7 +71,8 @@ def watch_graphs() -> None:
 
     class CachedOp(mx.nd.CachedOp):
         def __init__(self, graph: Any, flags: Sequence = ()) -> None:
-            self._statistics: list = []  # their indices in the inputs
+            self.handle = None  # MXNet's destructor frees it, also after an error
+            self._statistics: list = []  # indices of running statistics in the inputs
             self._layers = layers_in(graph)
             self._is_for_gpus = bool(self._layers) and all(
                 context.device_type == "gpu"
@@ -185,19 +184,16 @@ def _choose_guards(symbol, graph, is_static, build):
     forms = _infer(symbol, graph, list(guards), build)
     for (number, is_behind), (ndim, dtype) in zip(guards.items(), forms):
         if not is_behind:
-            # A Reshape of up to 4 dimensions converts oneDNN's blocked layout to
-            # row-major, in place if allowed. It is a no-op for row-major arrays. A
-            # static_shape graph is safe without it, but keeps a plain copy of each x.
+            # A Reshape of up to 4 dimensions works in place if it can. A static_shape
+            # graph is safe without it, but would keep a plain copy of each input.
             if 1 <= ndim <= 4:
                 _replace(graph["nodes"][number], "Reshape", shape="(-2,)")
         elif not is_static:
             # A transpose reads blocked layouts in one pass, and is never in place.
             if ndim == 4:
                 _replace(graph["nodes"][number], "transpose", axes="(0, 1, 2, 3)")
-        # amp_multicast is in place. With it y is no output of the graph: its node would
-        # run as in other modes (src/imperative/cached_op.cc, StaticInitExec). With an
-        # identity MXNet would not know the storage type of its gradient if the graph
-        # returns y plus an input without a gradient.
+        # amp_multicast is in place. It keeps the layer from being an output of the
+        # graph, which MXNet would run as in the other modes.
         elif dtype == "float32":
             _replace(graph["nodes"][number], "amp_multicast", num_outputs="1")
         # A Reshape copies blocked gradients, but only float32 has blocked layouts.

@@ -96,12 +96,11 @@ def apply_activation(F: Any, z: Any, settings: Settings) -> Any:
 
 
 class Synchronization:
-    """The facts of a layer that a BatchNorm does not have.
+    """The state of a layer that a BatchNorm does not have, also in native code.
 
     A node of a graph stores only the key of its layer. The key is unique in a process,
-    but a block's prefix is not. Processes match layers by `shared_name`. Layers of one
-    name are numbered: a program that is the same on all ranks makes them in the same
-    order.
+    but a block's prefix is not. Processes match layers by `shared_name`, which numbers
+    layers of one name in the order in which the program makes them.
     """
 
     _made = collections.Counter()  # layers by name
@@ -148,7 +147,7 @@ class Synchronization:
         return Synchronization, (self.name, self.settings, self.original)
 
     def keep(self, is_kept: bool = True) -> None:
-        """Keep the layer for a symbol that may outlive its block, or stop that."""
+        """Keep the layer alive for symbols that may outlive the block, or stop that."""
         (self._kept.add if is_kept else self._kept.discard)(self)
 
     def register(self, parameters: Iterable) -> None:
@@ -278,15 +277,15 @@ def ranks_of(group: Any, layer: str) -> list[int]:
 class ActivatedBatchNorm(nn.BatchNorm):
     """A BatchNorm with an activation: a reverted SyncBatchNorm that has one."""
 
-    def _forward_gluon_1(self, F: Any, x: Any, **parameters: Any) -> Any:
-        y = super().hybrid_forward(F, x, **parameters)
-        return apply_activation(F, y, self._activation_settings)
-
-    def _forward_gluon_2(self, x: Any) -> Any:
-        y = super().forward(x).as_nd_ndarray()
-        return apply_activation(mx.nd, y, self._activation_settings).as_np_ndarray()
-
     if IS_GLUON_2:
-        forward = _forward_gluon_2
+
+        def forward(self, x: Any) -> Any:
+            y = super().forward(x).as_nd_ndarray()
+            y = apply_activation(mx.nd, y, self._activation_settings)
+            return y.as_np_ndarray()
+
     else:
-        hybrid_forward = _forward_gluon_1
+
+        def hybrid_forward(self, F: Any, x: Any, **parameters: Any) -> Any:
+            y = super().hybrid_forward(F, x, **parameters)
+            return apply_activation(F, y, self._activation_settings)

@@ -83,7 +83,12 @@ def set_parameter(
 
 
 def count_inputs(block: mx.gluon.Block) -> int | None:
-    """Return the largest number of inputs that a block takes; None without a limit."""
+    """Return the largest number of inputs that a block takes; None without a limit.
+
+    It is 1 for a batch normalization, although a SyncBatchNorm also takes a mask.
+    """
+    if isinstance(block, BatchNormBase):
+        return 1
     if isinstance(block, mx.gluon.SymbolBlock):
         return len(block._cached_graph[0])
     forward, names = type(block).forward, {"self", "F", *block._reg_params}

@@ -172,6 +172,14 @@ def test_what_a_subclass_does_is_never_lost():
     assert reverted == [*classes[:3], nn.BatchNorm, SyncWithRelu, nn.BatchNorm]
 
 
+def test_a_group_of_ranks_that_do_not_exist_changes_nothing():
+    net = convert_sync_batchnorm(initialized(Nested()))
+    with pytest.raises(ValueError, match="group .*got 5"):
+        convert_sync_batchnorm(net, group=[0, 5])
+    with autograd.record():
+        net(batch()).wait_to_read()
+
+
 def test_other_settings_hold_without_a_new_trace(devices):
     net = convert_sync_batchnorm(initialized(Nested(), devices.contexts), 1)
     set_mode(net, "hybridize")

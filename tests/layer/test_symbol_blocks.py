@@ -18,7 +18,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd
-from mxnet.gluon import HybridBlock, SymbolBlock, nn
+from mxnet.gluon import HybridBlock, SymbolBlock, Trainer, nn
 from support import reference
 from support.blocks import gluon_1_only
 from support.helpers import (
@@ -67,10 +67,19 @@ def test_a_copy_has_layers_of_its_own():
 def test_a_graph_needs_the_number_of_its_devices():
     with pytest.raises(ValueError, match="bn.*initialize"):
         convert_sync_batchnorm(node())
+    with pytest.raises(RuntimeError, match="initialize"):
+        recompute_statistics(node(), [mx.nd.ones((2, 1))])
     net = node()
     net.initialize(ctx=cpus(2))
     (layer,) = synchronized_layers(convert_sync_batchnorm(net))
     assert layer.num_devices == 2
+
+
+def test_a_trainer_waits_for_the_layers_of_a_graph():
+    net = SymbolBlock(SyncBatchNorm(in_channels=1)(DATA), DATA)  # its own parameters
+    net.initialize()
+    trainer = Trainer(convert_sync_batchnorm(net).collect_params(), "sgd")
+    assert "step" in vars(trainer)
 
 
 class Branches(HybridBlock):
@@ -132,7 +141,7 @@ def test_a_gradient_that_is_divided_by_rows(normalization):
 class Masked(HybridBlock):
     def __init__(self):
         super().__init__()
-        self.norm = SyncBatchNorm(axis=-1, in_channels=1, num_devices=1)
+        self.norm = SyncBatchNorm(axis=2, in_channels=1, num_devices=1)
 
     def hybrid_forward(self, F, x, mask):
         return self.norm(x, mask)
