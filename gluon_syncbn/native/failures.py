@@ -22,7 +22,7 @@ from .interrupts import DeferredSignals, watch_ctrl_c
 from .library import load
 
 _VARIABLE = "GLUON_SYNCBN_TIMEOUT"
-_MOST_ERRORS = 10_000  # pending at once
+_MOST_ERRORS = 10_000  # arrays that have an error at once
 latest_recovery = 0, 0, ""  # its number, thread and reason
 contexts_of_functions = set()  # contexts that run our autograd.Functions
 
@@ -31,8 +31,8 @@ class Here(threading.local):
     """State of the calling thread."""
 
     contexts: Sequence = ()  # the contexts of the innermost map in this thread
-    recovery = -1  # number of the latest recovery at this thread's latest check
-    was_cancelled = False  # the check found a recovery of another thread
+    recovery = -1  # number of the latest recovery when `raise_pending` last ran
+    was_cancelled = False  # `raise_pending` then raised for another thread's recovery
 
     def __reduce__(self) -> str:  # copies refer to the global name
         return "here"
@@ -46,8 +46,8 @@ _turns: Any = collections.defaultdict(threading.RLock)  # one per process
 def turn() -> Iterator[tuple[DeferredSignals, bool]]:
     """Defer signals, and wait until no other thread maps or recovers.
 
-    Another thread must not cancel a step's work between two contexts. Yield the section
-    of deferred signals, and False if the wait has timed out.
+    A recovery between the calls of a map for two contexts would cancel half of its
+    work. Yield the section of deferred signals, and False if the wait has timed out.
     """
     with DeferredSignals() as section:
         if here.contexts:  # the outermost map has the turn
@@ -57,7 +57,7 @@ def turn() -> Iterator[tuple[DeferredSignals, bool]]:
         try:
             yield section, section.wait(0, lock.acquire, True, lock_timeout())
         finally:
-            with suppress(RuntimeError):  # this thread has not got its turn
+            with suppress(RuntimeError):  # the wait timed out or was interrupted
                 lock.release()
 
 
@@ -275,21 +275,19 @@ def warn(text: str) -> None:
 
 @ctypes.CFUNCTYPE(None)
 def _locate():
-    """Pass a line of text for each thread of the program to native code, main first."""
-    try:
+    """Pass the line that each thread executes to native code, the main thread first."""
+    with suppress(BaseException):  # the timeout's error is raised without these lines
         frames, main = sys._current_frames(), threading.main_thread()  # noqa: SLF001
         lines = ""
-        for thread in dict.fromkeys((main, *threading.enumerate())):
+        for thread in threading.enumerate():
             place = _place(_users_frame(frames.get(thread.ident or 0)))
             name = "The program" if thread is main else f"Its thread '{thread.name}'"
             lines += f"\n{name} stands at {place}" if place else ""
         load().gluon_syncbn_tell_where(lines)
-    except BaseException:  # the timeout's error is raised without these lines
-        pass
 
 
 def _place(frame):
-    """Return a frame's file, line, function and source."""
+    """Describe a frame by its file, line, function and source."""
     if frame is None:
         return ""
     code, folder = frame.f_code, os.path.join(os.getcwd(), "")

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 from typing import Any, Callable
 
 from .library import load
@@ -31,7 +32,7 @@ class DeferredSignals:
     _open: DeferredSignals | None = None
 
     def __init__(self) -> None:
-        self._replaced: dict = {}
+        self._handlers: dict = {}  # the program's, by the signal's number
         self._deferred: list[tuple] = []
         self._patience: int | None = None  # SIGINTs that `wait` defers; None outside
 
@@ -44,10 +45,8 @@ class DeferredSignals:
             for number in range(1, signal.NSIG):
                 handler = _handler_of(number)
                 if callable(handler):
-                    if isinstance(handler, _DeferredHandler):
-                        handler = handler.handler  # left by an interrupted section
-                    self._replaced[number] = handler
-                    _set_handler(number, _DeferredHandler(self, handler))
+                    self._handlers[number] = handler
+                    _set_handler(number, partial(self._handle, handler))
             DeferredSignals._open = self  # no later statement raises
         except BaseException:
             self._restore_handlers()
@@ -64,11 +63,10 @@ class DeferredSignals:
             try:
                 self._restore_handlers()  # a handler may have raised the first time
             finally:
-                if self._deferred:
-                    _call_all(self._deferred)
+                _call_all(self._deferred)
 
     def _restore_handlers(self):
-        for number, handler in self._replaced.items():
+        for number, handler in self._handlers.items():
             _set_handler(number, handler)
 
     def wait(self, patience: int, function: Callable, *arguments: Any) -> Any:
@@ -77,50 +75,38 @@ class DeferredSignals:
         The first `patience` SIGINTs wait for the section's end. Later SIGINTs, and
         other signals, interrupt at once, even if the function has just ended.
         """
-        previous = self._patience
         try:
             self._patience = patience
-            if self._deferred:
-                self._call_due()
+            self._call_due()
             return function(*arguments)
         finally:
-            self._patience = previous
+            self._patience = None
 
-    def handle(self, number: int, handler: Callable, frame: Any) -> None:
+    def _handle(self, handler, number, frame):
         if DeferredSignals._open is self:
-            self._deferred.append((number, handler, frame))
+            self._deferred.append((handler, number, frame))
             self._call_due()
-        else:
+        else:  # a second exception has interrupted `_restore_handlers`
             handler(number, frame)
 
     def _call_due(self):
-        """Call all handlers if one must not wait any longer."""
-        if self._patience is None:
+        """Call all deferred handlers if one must not wait any longer."""
+        patience, numbers = self._patience, [number for _, number, _ in self._deferred]
+        if patience is None:
             return
-        patience, numbers = self._patience, [number for number, *_ in self._deferred]
-        if set(numbers) != {signal.SIGINT} or len(numbers) > patience:
+        if len(numbers) > patience or set(numbers) - {signal.SIGINT}:
             # A second exception must not interrupt the unwinding of the first one.
             self._patience, due, self._deferred = None, self._deferred, []
             _call_all(due)
             self._patience = patience
 
 
-class _DeferredHandler:
-    """A replacement for a handler, which calls the handler outside its section."""
-
-    def __init__(self, section, handler):
-        self._section, self.handler = section, handler
-
-    def __call__(self, number, frame):
-        self._section.handle(number, self.handler, frame)
-
-
 def _call_all(deferred):
     """Call the handlers in order, even if one raises."""
     if deferred:
-        (number, handler, frame), *others = deferred
+        (handler, *arguments), *others = deferred
         try:
-            handler(number, frame)
+            handler(*arguments)
         finally:
             _call_all(others)
 

@@ -58,10 +58,7 @@ def world() -> World:
     return _world
 
 
-def _leave_at_exit(pid):
-    """Leave the other processes when the interpreter exits."""
-    if os.getpid() != pid:
-        return  # a fork: MPI belongs to the parent
+def _leave_at_exit():
     load().gluon_syncbn_distributed_leave()
     # No operator of the layer runs after this.
     failures.give_up("the Python interpreter exits")
@@ -127,7 +124,7 @@ def init(timeout: float | None = None) -> None:
     comm, machines = _connect(seconds)
     load().gluon_syncbn_distributed_open(_transport(comm))
     _world = World(comm, machines)
-    atexit.register(_leave_at_exit, os.getpid())
+    atexit.register(_leave_at_exit)
 
 
 def is_initialized() -> bool:

@@ -6,7 +6,7 @@ docs/design/mxnet.md describes the state after a failed step.
 from __future__ import annotations
 
 import weakref
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Iterable, Iterator
 
 import mxnet as mx
@@ -106,11 +106,11 @@ def _around_reduction(trainer: mx.gluon.Trainer) -> Iterator[None]:
 
 @contextmanager
 def _around_update(trainer: mx.gluon.Trainer) -> Iterator[None]:
-    is_done = trainers.updates_on_kvstore(trainer)
-    if not is_done:
-        _await_gradients(trainer)
-    updated = nullcontext() if is_done else trainers.updated_once(trainer)
-    with DeferredSignals(), updated:
+    if trainers.updates_on_kvstore(trainer):
+        yield  # the reduction has updated
+        return
+    _await_gradients(trainer)
+    with DeferredSignals(), trainers.updated_once(trainer):
         yield
 
 
