@@ -218,7 +218,7 @@ def give_up(reason: str) -> None:
     global latest_recovery
     latest_recovery = latest_recovery[0] + 1, threading.get_ident(), reason
     load().gluon_syncbn_fail_all(reason, False)
-    # MXNet drops each error that it throws. Without an engine it always throws.
+    # waitall drops the error that it raises. With an unknown engine it always raises.
     for _ in range(_MOST_ERRORS):
         try:
             mx.nd.waitall()
@@ -232,10 +232,10 @@ def _finish_work():
     """End all work for which MXNet's threads would call Python at exit."""
     load().gluon_syncbn_set_locator(None)
     give_up("the Python interpreter exits")
-    # MXNet counts an operator as done before it deletes it. To delete an operator of an
-    # autograd.Function that was skipped after an error, MXNet calls Python, and a
-    # thread that does so while the interpreter ends aborts the process. A context's
-    # thread has deleted one operator before it runs the next.
+    # waitall does not wait until operators are deleted. To delete a skipped operator of
+    # an autograd.Function, MXNet calls Python, which aborts the process if the
+    # interpreter ends meanwhile. A context's thread deletes an operator before it runs
+    # the next one.
     for context in contexts_of_functions:
         mx.nd.zeros((1,), ctx=context).wait_to_read()
 
@@ -243,10 +243,10 @@ def _finish_work():
 @lru_cache(maxsize=None)
 def watch_process() -> None:
     """End all work before a fork and at exit, from the first layer or call on."""
-    # ctypes releases the GIL, so other threads can queue what pending work waits for.
+    # ctypes releases the GIL, so other threads can queue the work that is waited for.
     os.register_at_fork(before=load().gluon_syncbn_wait_before_fork)
-    # MXNet's own exit handler, which runs after this one, stops the threads of custom
-    # operators before it waits for all work: it would wait forever for our operators.
+    # MXNet's own exit handler runs after this one. It stops the threads of custom
+    # operators, then waits for all work, so it would wait for our operators forever.
     atexit.register(_finish_work)
     load().gluon_syncbn_set_locator(_locate)
     watch_ctrl_c()

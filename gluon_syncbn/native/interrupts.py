@@ -1,8 +1,8 @@
 """Signals: handlers that wait for the end of a section, and waits that Ctrl-C ends.
 
-An exception of a handler does harm in three places. Between the calls for two contexts
-it leaves one context without the work that the other one waits for. While another
-thread calls MXNet, it crashes MXNet. Inside an update it leaves half a step.
+A handler must not raise an exception in three places. Between the calls for two
+contexts, one context would lack the work that the other one waits for. While another
+thread calls MXNet, MXNet would crash. Inside an update, half a step would remain.
 """
 
 from __future__ import annotations
@@ -119,9 +119,9 @@ _PATIENCE = 1.5  # seconds
 def watch_ctrl_c() -> None:
     """Start a thread that ends the wait of a layer after Ctrl-C.
 
-    Python handles signals between two operations of the main thread, which may wait
-    inside MXNet for an array that waits for a layer. But Python at once writes each
-    signal's number to the wakeup descriptor, unless another library has that.
+    Python calls a signal's handler between two operations of the main thread. The main
+    thread may wait inside MXNet for an array, and so for a layer. But Python writes the
+    signal's number to the wakeup descriptor at once, unless another library uses it.
     """
     if threading.current_thread() is not threading.main_thread():
         return
