@@ -1,8 +1,8 @@
 """Collectives over MPI: sums, comparisons and copies of values of all processes.
 
-Ranks first meet in an exchange like the layers' exchanges, so a rank that is missing,
-or that calls another function, is an error that names the rank. Then mpi4py sends JSON
-and arrays, so no received data runs code.
+Ranks first meet in an exchange, as layers do. If a rank is missing or calls another
+function, the error names the rank. Then mpi4py sends JSON and arrays only, so no
+received data runs code.
 """
 
 from __future__ import annotations
@@ -42,9 +42,8 @@ def total(
 ) -> list[float]:
     """Return the sums over all processes, with equal bits on all ranks.
 
-    Calls of one name match by their order on each rank. Raise
-    :class:`mxnet.MXNetError`, which names the ranks, if a rank does not arrive within
-    the timeout or signatures differ.
+    Calls with one name match by their order on each rank. Raise MXNetError, which names
+    the ranks, if a rank does not arrive within the timeout or signatures differ.
     """
     sums, seconds = np.array(numbers, np.float64), wait_seconds(timeout)
     if world().size > 1:
@@ -75,7 +74,7 @@ def collectives(
     """Wait for the requests of MPI that the block appends to the list.
 
     Raise MXNetError if another rank has failed, or if the requests are not done within
-    the timeout. After an error `memory` is kept alive, and all ranks fail.
+    the timeout. After any error all ranks fail, and `memory` stays alive.
     """
     from mpi4py import MPI
 
@@ -83,7 +82,7 @@ def collectives(
     try:
         yield requests
         begin = time.monotonic()
-        while not MPI.Request.Testall(requests):  # a test also makes MPI go on
+        while not MPI.Request.Testall(requests):  # Testall also lets MPI proceed
             waited = time.monotonic() - begin
             if waited < _AWAKE:
                 os.sched_yield()
@@ -96,7 +95,7 @@ def collectives(
                 )
             if failure:
                 raise mx.MXNetError(failure)
-            time.sleep(_PAUSE)  # a rank that is late may need this processor
+            time.sleep(_PAUSE)  # another rank may need this processor
     except BaseException as error:
         _abandoned.append((memory, requests))
         failures.end_waits(str(error) or repr(error))  # others wait for this rank
@@ -202,7 +201,7 @@ def check_equal(
 
 
 def _description(net):
-    """Return the lines of text that must be equal on all ranks, in equal order."""
+    """Return the lines of text that must be equal on all ranks."""
     if not isinstance(net, Block):
         return [_describe(parameter) for parameter in check_parameters(net)]
     found = parameters_by_place(net)

@@ -86,19 +86,21 @@ class DeferredSignals:
         if DeferredSignals._open is self:
             self._deferred.append((handler, number, frame))
             self._call_due()
-        else:  # a second exception has interrupted `_restore_handlers`
+        else:  # the section begins or has ended
             handler(number, frame)
 
     def _call_due(self):
-        """Call all deferred handlers if one must not wait any longer."""
-        patience, numbers = self._patience, [number for _, number, _ in self._deferred]
+        """Call the deferred handlers that must not wait any longer."""
+        # A second exception must not interrupt the unwinding of the first one.
+        patience, self._patience = self._patience, None
         if patience is None:
             return
-        if len(numbers) > patience or set(numbers) - {signal.SIGINT}:
-            # A second exception must not interrupt the unwinding of the first one.
-            self._patience, due, self._deferred = None, self._deferred, []
-            _call_all(due)
-            self._patience = patience
+        calls, self._deferred = self._deferred, []
+        interrupts = [call for call in calls if call[1] == signal.SIGINT]
+        kept = interrupts if len(interrupts) <= patience else []
+        self._deferred[:0] = kept
+        _call_all([call for call in calls if call not in kept])
+        self._patience = patience
 
 
 def _call_all(deferred):

@@ -36,10 +36,10 @@ _SIGNATURES = {
 
 
 class World:
-    """The processes that are connected; before `init` only this one.
+    """The connected processes; before `init` only this one.
 
-    `comm` is their communicator of mpi4py. Its collectives wait for a missing rank
-    without end, so ranks first meet in an exchange, see ``distributed/collectives.py``.
+    Collectives of `comm`, a communicator of mpi4py, would wait for a missing rank
+    forever, so ranks first meet in an exchange, see ``distributed/collectives.py``.
     """
 
     def __init__(self, comm: Any = None, machines: Sequence = ("this one",)) -> None:
@@ -54,16 +54,16 @@ _world = World()
 
 
 def world() -> World:
-    """Return the processes that this process is connected with."""
+    """Return the processes that this one is connected with."""
     return _world
 
 
 def _leave_at_exit():
     load().gluon_syncbn_distributed_leave()
-    # No operator of the layer runs after this.
+    # Ends the layers' operators, which use the connection.
     failures.give_up("the Python interpreter exits")
-    # mpi4py finalizes MPI after all exit handlers. That waits for all ranks with a busy
-    # processor, so ranks are awaited here.
+    # mpi4py finalizes MPI after all exit handlers, and MPI_Finalize would occupy a
+    # processor while it waits for all ranks. So this call waits for them.
     load().gluon_syncbn_distributed_stop(failures.get_timeout())
 
 
@@ -245,8 +245,8 @@ def groups_of(k: int) -> list[list[int]]:
 
 # ---- MPI.
 
-# All ranks create these together: a communicator, the names of their machines, and the
-# pending request, which goes on after a timeout.
+# A communicator, the names of the ranks' machines, and MPI's latest request. All ranks
+# create these together. After a timeout another call of `init` awaits the same request.
 _connection: list = []
 
 

@@ -12,12 +12,10 @@ from typing import Iterable
 import mxnet as mx
 
 from ..mxnet_private import trainers
-from ..mxnet_private.arrays import push
 from ..mxnet_private.parameters import gradients_of, is_replicated, trainer_of
 from . import failures
 from .failures import warn
 from .interrupts import DeferredSignals
-from .library import load
 from .processes import world
 
 # All layers by key. They have `name`, `parameters`, `is_alone()` and `is_connected()`.
@@ -119,15 +117,10 @@ def _await_gradients(trainer):
     for all queued work. A gradient may then be computed, without an error, from memory
     that was never written.
     """
-    gradients = [
-        gradient
-        for parameter in trainers.parameters_of(trainer)
-        if parameter.grad_req != "null"
-        for gradient in gradients_of(parameter)
-    ]
-    ready = mx.nd.empty((1,), ctx=mx.cpu())
-    push(load().gluon_syncbn_do_nothing, 0, ready.context, gradients, [ready])
-    ready.wait_to_read()
+    for parameter in trainers.parameters_of(trainer):
+        if parameter.grad_req != "null":
+            for gradient in gradients_of(parameter):
+                gradient.wait_to_read()
     failures.raise_pending()
 
 
