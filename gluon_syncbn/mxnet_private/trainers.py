@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from operator import attrgetter
-from typing import Callable, Iterator
+from typing import Any, Callable, Iterator
 
 import mxnet as mx
 
@@ -29,7 +29,7 @@ def not_copied_yet(trainer: mx.gluon.Trainer) -> list:
     return [p for p in trainer._params_to_init if not p._deferred_init]
 
 
-def sums_in_this_process(trainer: mx.gluon.Trainer, cls: type) -> bool:
+def sums_in_this_process(trainer: mx.gluon.Trainer, cls: Any) -> bool:
     """Return True unless a trainer of this class sums gradients over processes."""
     is_plain = cls._allreduce_grads is mx.gluon.Trainer._allreduce_grads
     return is_plain and _is_local(trainer._kvstore_params["kvstore"])

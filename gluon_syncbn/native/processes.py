@@ -260,7 +260,7 @@ def _connect(timeout):
             raise RuntimeError(
                 f"{name} is {started}, but MPI started with 1 process, so the "
                 "processes would train unsynchronized. Start the program with the "
-                f"mpirun of {_name_of(mpi)}, which mpi4py uses, or unset {name} to run "
+                f"mpirun of {_mpi_name()}, which mpi4py uses, or unset {name} to run "
                 "one process."
             )
     deadline = time.monotonic() + timeout
@@ -317,8 +317,6 @@ def _import_mpi4py(timeout):
 
 def _transport(comm):
     """Return the address of a native transport over a communicator of mpi4py."""
-    from mpi4py import MPI
-
     file = mpi_path()
     if not file.exists():
         raise RuntimeError(
@@ -335,12 +333,14 @@ def _transport(comm):
     except OSError as error:
         reason = str(error)
     raise RuntimeError(
-        f"gluon_syncbn must be built with the MPI of mpi4py, {_name_of(MPI)} "
+        f"gluon_syncbn must be built with the MPI of mpi4py, {_mpi_name()} "
         f"({reason}). Install mpi4py for the other MPI, or run "
         "`pip install --force-reinstall '.[mpi]'`."
     )
 
 
-def _name_of(mpi):
-    version = mpi.Get_library_version()
+def _mpi_name():
+    from mpi4py import MPI
+
+    version = MPI.Get_library_version()
     return " ".join(version.splitlines()[0].split(",")[0].split())

@@ -62,7 +62,7 @@ def _own_class(trainer):
 
 
 class _Guarded(mx.gluon.Trainer):
-    """The methods that precede the methods of a trainer's own class."""
+    """Methods that wrap the methods of a trainer's own class."""
 
     def step(self, *args, **kwargs):
         size = world().size
@@ -75,7 +75,7 @@ class _Guarded(mx.gluon.Trainer):
                 "allreduce_grads() and update() instead of step()."
             )
         with DeferredSignals():  # the step is queued as a whole
-            super().step(*args, **kwargs)
+            return super().step(*args, **kwargs)
 
     def _init_kvstore(self):
         trainers.update_on_devices(self)
@@ -103,11 +103,10 @@ class _Guarded(mx.gluon.Trainer):
 
     def _update(self, *args, **kwargs):
         if trainers.updates_on_kvstore(self):  # the reduction has updated
-            super()._update(*args, **kwargs)
-            return
+            return super()._update(*args, **kwargs)
         _await_gradients(self)
         with DeferredSignals(), trainers.updated_once(self):
-            super()._update(*args, **kwargs)
+            return super()._update(*args, **kwargs)
 
 
 def _await_gradients(trainer):
