@@ -27,6 +27,7 @@ from ..mxnet_private.arrays import array_of
 from ..mxnet_private.blocks import names_in, parameters_by_place
 from ..mxnet_private.parameters import data_of, is_deferred, when_initialized
 from ..native import failures
+from ..native.interrupts import DeferredSignals
 from ..native.library import load
 from ..native.processes import wait_seconds, world
 
@@ -76,30 +77,35 @@ def collectives(
     Raise MXNetError if another rank has failed, or if the requests are not done within
     the timeout. After any error all ranks fail, and `memory` stays alive.
     """
-    from mpi4py import MPI
-
     seconds, requests = wait_seconds(timeout), []  # type: ignore[var-annotated]
     try:
         yield requests
-        begin = time.monotonic()
-        while not MPI.Request.Testall(requests):  # Testall also lets MPI proceed
-            waited = time.monotonic() - begin
-            if waited < _AWAKE:
-                os.sched_yield()
-                continue
-            failure = failures.failure()
-            if not failure and waited > seconds:
-                failure = (
-                    f"{name}: values did not arrive within {seconds:g} s: a rank that "
-                    "had begun this call has died, or was stopped"
-                )
-            if failure:
-                raise mx.MXNetError(failure)
-            time.sleep(_PAUSE)  # another rank may need this processor
+        with DeferredSignals() as section:  # a step has opened one that defers Ctrl-C
+            section.wait(0, _await, requests, name, seconds)
     except BaseException as error:
         _abandoned.append((memory, requests))
         failures.end_waits(str(error) or repr(error))  # others wait for this rank
         raise
+
+
+def _await(requests, name, seconds):
+    from mpi4py import MPI
+
+    begin = time.monotonic()
+    while not MPI.Request.Testall(requests):  # Testall also lets MPI proceed
+        waited = time.monotonic() - begin
+        if waited < _AWAKE:
+            os.sched_yield()
+            continue
+        failure = failures.failure()
+        if not failure and waited > seconds:
+            failure = (
+                f"{name}: values did not arrive within {seconds:g} s: a rank that had "
+                "begun this call has died, or was stopped"
+            )
+        if failure:
+            raise mx.MXNetError(failure)
+        time.sleep(_PAUSE)  # another rank may need this processor
 
 
 # ---- Parameters.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from operator import attrgetter
 from typing import Any, Callable, Iterator
 
@@ -147,7 +148,8 @@ class _OneReplica:
 
 def when_trainer_is_set(parameter: mx.gluon.Parameter, act: Callable) -> None:
     """Call `act` with the parameter's trainer, and with each later one."""
-    parameter._set_trainer = _SetTrainer(parameter, act)
+    # A deep copy of the parameter has a deep copy of a partial, unlike of a closure.
+    parameter._set_trainer = partial(_set_trainer, parameter, act)
     trainer = trainer_of(parameter)
     if trainer is not None:
         act(trainer)
@@ -157,13 +159,7 @@ def forget_trainers(parameter: mx.gluon.Parameter) -> None:
     vars(parameter).pop("_set_trainer", None)
 
 
-class _SetTrainer:
-    """Replacement for `Parameter._set_trainer` that also works in a deep copy."""
-
-    def __init__(self, parameter, act):
-        self.parameter, self.act = parameter, act
-
-    def __call__(self, trainer):
-        type(self.parameter)._set_trainer(self.parameter, trainer)
-        if trainer is not None:
-            self.act(trainer)
+def _set_trainer(parameter, act, trainer):
+    type(parameter)._set_trainer(parameter, trainer)
+    if trainer is not None:
+        act(trainer)

@@ -76,7 +76,7 @@ def check_timeout(seconds: object, name: str = "timeout") -> float:
 
 
 def set_timeout(seconds: float) -> None:
-    """Set how long a device waits for the others, for layers without a timeout.
+    """Set how long a device waits for the others, unless its layer has a `timeout`.
 
     The environment variable ``GLUON_SYNCBN_TIMEOUT`` sets the initial value. Its
     default is 300 s.
@@ -242,7 +242,7 @@ def _finish_work():
 
 @lru_cache(maxsize=None)
 def watch_process() -> None:
-    """End all work before a fork and at exit, from the first layer or call on."""
+    """Register handlers of forks, of the process's exit and of Ctrl-C, once."""
     # ctypes releases the GIL, so other threads can queue the work that is waited for.
     os.register_at_fork(before=load().gluon_syncbn_wait_before_fork)
     # MXNet's own exit handler runs after this one. It stops the threads of custom
@@ -300,7 +300,7 @@ def _place(frame):
 
 
 def _users_frame(frame):
-    """Return the innermost frame that is not a library's or Python's own, or None."""
+    """Return the innermost frame of the user's code, or None."""
     while frame is not None:
         file = frame.f_code.co_filename
         is_main = frame.f_globals.get("__name__") == "__main__"

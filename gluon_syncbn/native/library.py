@@ -43,7 +43,7 @@ _CONVERSIONS = {Text: lambda result, *_call: result.value.decode(), Status: _che
 
 
 class LayerOptions(ctypes.Structure):
-    """The options of a layer, as src/c_api/python_api.cc reads and checks them."""
+    """The options of a layer, as src/c_api/python_api.cc reads them."""
 
     _fields_ = [
         ("contexts", ctypes.c_char_p),
@@ -114,7 +114,7 @@ def mpi_path() -> Path:
 
 @functools.lru_cache(maxsize=None)
 def load() -> ctypes.CDLL:
-    """Return the loaded library; raise ImportError, or ValueError for a variable."""
+    """Load the library, and raise an error if it cannot be used."""
     file = path()
     if not file.exists():
         raise ImportError(
