@@ -31,7 +31,7 @@ from ..native.interrupts import DeferredSignals
 from ..native.library import load
 from ..native.processes import wait_seconds, world
 
-_AWAKE, _PAUSE = 0.1, 5e-4  # seconds
+_AWAKE, _PAUSE, _DEFERRING = 0.1, 5e-4, 1.5  # seconds
 _abandoned: list = []  # memory that MPI may still write to after a failure
 
 
@@ -77,35 +77,36 @@ def collectives(
     Raise MXNetError if another rank has failed, or if the requests are not done within
     the timeout. After any error all ranks fail, and `memory` stays alive.
     """
+    from mpi4py import MPI
+
     seconds, requests = wait_seconds(timeout), []  # type: ignore[var-annotated]
     try:
         yield requests
-        with DeferredSignals() as section:  # a step has opened one that defers Ctrl-C
-            section.wait(0, _await, requests, name, seconds)
+        begin = time.monotonic()
+        # A step defers Ctrl-C until its end, but a wait for other ranks may last long.
+        with DeferredSignals() as section:
+            while not MPI.Request.Testall(requests):  # Testall also lets MPI proceed
+                waited = time.monotonic() - begin
+                if waited < _AWAKE:
+                    os.sched_yield()
+                    continue
+                failure = failures.failure()
+                if not failure and waited > seconds:
+                    failure = (
+                        f"{name}: values did not arrive within {seconds:g} s: a rank "
+                        "that had begun this call has died, or was stopped"
+                    )
+                if failure:
+                    raise mx.MXNetError(failure)
+                # Another rank may need this processor.
+                if waited < _DEFERRING:
+                    time.sleep(_PAUSE)
+                else:
+                    section.wait(0, time.sleep, _PAUSE)
     except BaseException as error:
         _abandoned.append((memory, requests))
         failures.end_waits(str(error) or repr(error))  # others wait for this rank
         raise
-
-
-def _await(requests, name, seconds):
-    from mpi4py import MPI
-
-    begin = time.monotonic()
-    while not MPI.Request.Testall(requests):  # Testall also lets MPI proceed
-        waited = time.monotonic() - begin
-        if waited < _AWAKE:
-            os.sched_yield()
-            continue
-        failure = failures.failure()
-        if not failure and waited > seconds:
-            failure = (
-                f"{name}: values did not arrive within {seconds:g} s: a rank that had "
-                "begun this call has died, or was stopped"
-            )
-        if failure:
-            raise mx.MXNetError(failure)
-        time.sleep(_PAUSE)  # another rank may need this processor
 
 
 # ---- Parameters.
@@ -154,8 +155,7 @@ def broadcast_parameters(net: Any, root: int = 0, timeout: float | None = None) 
         assert (net.weight.data() == 0).asnumpy().all()
     """
     parameters = check_parameters(net)
-    if not 0 <= check_int("root", root) < world().size:
-        raise ValueError(f"root must be a rank below {world().size}, got {root}")
+    check_int("root", root, minimum=0, maximum=world().size - 1)
     wait_seconds(timeout)
     if world().size == 1:
         return

@@ -193,12 +193,11 @@ class Trainer(mx.gluon.Trainer):
 def _zero_stale(parameter):
     """Zero gradients that backward has not written; return True if it wrote any."""
     found = False
-    if parameter.grad_req != "null":
-        for data, gradient in zip(data_of(parameter), gradients_of(parameter)):
-            if is_fresh(data):
-                found = True
-            else:
-                gradient[:] = 0
+    for data, gradient in zip(data_of(parameter), gradients_of(parameter)):
+        if is_fresh(data):
+            found = True
+        else:
+            gradient[:] = 0
     return found
 
 

@@ -117,9 +117,8 @@ def _await_gradients(trainer):
     that was never written.
     """
     for parameter in trainers.parameters_of(trainer):
-        if parameter.grad_req != "null":
-            for gradient in gradients_of(parameter):
-                gradient.wait_to_read()
+        for gradient in gradients_of(parameter):
+            gradient.wait_to_read()
     failures.raise_pending()
 
 
