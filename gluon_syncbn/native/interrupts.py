@@ -65,6 +65,10 @@ class DeferredSignals:
             finally:
                 _call_all(self._deferred)
 
+    @classmethod
+    def forget(cls) -> None:
+        cls._open = None
+
     def _restore_handlers(self):
         for number, handler in self._handlers.items():
             _set_handler(number, handler)
@@ -101,6 +105,10 @@ class DeferredSignals:
         self._deferred[:0] = kept
         _call_all([call for call in calls if call not in kept])
         self._patience = patience
+
+
+# The thread of a section may not exist in a child process.
+os.register_at_fork(after_in_child=DeferredSignals.forget)
 
 
 def _call_all(deferred):
