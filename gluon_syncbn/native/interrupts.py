@@ -63,7 +63,8 @@ class DeferredSignals:
             try:
                 self._restore_handlers()  # a handler may have raised the first time
             finally:
-                _call_all(self._deferred)
+                if self._deferred:
+                    _call_all(self._deferred)
 
     @classmethod
     def forget(cls) -> None:
@@ -81,7 +82,8 @@ class DeferredSignals:
         """
         try:
             self._patience = patience
-            self._call_due()
+            if self._deferred:
+                self._call_due()
             return function(*arguments)
         finally:
             self._patience = None
