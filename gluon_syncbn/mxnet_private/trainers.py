@@ -148,18 +148,18 @@ class _OneReplica:
 
 def when_trainer_is_set(parameter: mx.gluon.Parameter, act: Callable) -> None:
     """Call `act` with the parameter's trainer, and with each later one."""
-    # A deep copy of the parameter has a deep copy of a partial, unlike of a closure.
+    # A deep copy of a partial refers to the copied parameter.
     parameter._set_trainer = partial(_set_trainer, parameter, act)
     trainer = trainer_of(parameter)
     if trainer is not None:
         act(trainer)
 
 
-def forget_trainers(parameter: mx.gluon.Parameter) -> None:
-    vars(parameter).pop("_set_trainer", None)
-
-
 def _set_trainer(parameter, act, trainer):
     type(parameter)._set_trainer(parameter, trainer)
     if trainer is not None:
         act(trainer)
+
+
+def forget_trainers(parameter: mx.gluon.Parameter) -> None:
+    vars(parameter).pop("_set_trainer", None)
