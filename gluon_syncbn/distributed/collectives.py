@@ -1,8 +1,8 @@
 """Collectives over MPI: sums, comparisons and copies of values of all processes.
 
-Ranks first meet in an exchange like the layers' exchanges, so a rank that is missing,
-or that calls another function, is an error that names the rank. Then mpi4py sends JSON
-and arrays, so no received data runs code.
+Ranks first meet in an exchange, as layers do. If a rank is missing or calls another
+function, the error names the rank. Then mpi4py sends JSON and arrays only, so no
+received data runs code.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from ..mxnet_private.arrays import array_of
 from ..mxnet_private.blocks import names_in, parameters_by_place
 from ..mxnet_private.parameters import data_of, is_deferred, when_initialized
 from ..native import failures
+from ..native.interrupts import DeferredSignals
 from ..native.library import load
 from ..native.processes import wait_seconds, world
 
-_AWAKE, _PAUSE = 0.1, 5e-4  # seconds
+_AWAKE, _PAUSE, _DEFERRING = 0.1, 5e-4, 1.5  # seconds
 _abandoned: list = []  # memory that MPI may still write to after a failure
 
 
@@ -42,15 +43,13 @@ def total(
 ) -> list[float]:
     """Return the sums over all processes, with equal bits on all ranks.
 
-    Calls of one name match by their order on each rank. Raise
-    :class:`mxnet.MXNetError`, which names the ranks, if a rank does not arrive within
-    the timeout or signatures differ.
+    Calls with one name match by their order on each rank. Raise MXNetError, which names
+    the ranks, if a rank does not arrive within the timeout or signatures differ.
     """
-    sums = np.array(numbers, np.float64)
-    sent = sums.ctypes.data, sums.size, wait_seconds(timeout)
+    sums, seconds = np.array(numbers, np.float64), wait_seconds(timeout)
     if world().size > 1:
-        if load().gluon_syncbn_distributed_sum(name, signature, *sent) < 0:
-            raise mx.MXNetError(load().gluon_syncbn_last_error())
+        summed = sums.ctypes.data, sums.size, seconds
+        load().gluon_syncbn_distributed_sum(name, signature, *summed)
     return sums.tolist()
 
 
@@ -76,7 +75,7 @@ def collectives(
     """Wait for the requests of MPI that the block appends to the list.
 
     Raise MXNetError if another rank has failed, or if the requests are not done within
-    the timeout. After an error `memory` is kept alive, and all ranks fail.
+    the timeout. After any error all ranks fail, and `memory` stays alive.
     """
     from mpi4py import MPI
 
@@ -84,20 +83,26 @@ def collectives(
     try:
         yield requests
         begin = time.monotonic()
-        while not MPI.Request.Testall(requests):  # a test also makes MPI go on
-            waited = time.monotonic() - begin
-            if waited < _AWAKE:
-                os.sched_yield()
-                continue
-            failure = failures.failure()
-            if not failure and waited > seconds:
-                failure = (
-                    f"{name}: values did not arrive within {seconds:g} s: a rank that "
-                    "had begun this call has died, or was stopped"
-                )
-            if failure:
-                raise mx.MXNetError(failure)
-            time.sleep(_PAUSE)  # a rank that is late may need this processor
+        # A step defers Ctrl-C until its end, but a wait for other ranks may last long.
+        with DeferredSignals() as section:
+            while not MPI.Request.Testall(requests):  # Testall also lets MPI proceed
+                waited = time.monotonic() - begin
+                if waited < _AWAKE:
+                    os.sched_yield()
+                    continue
+                failure = failures.failure()
+                if not failure and waited > seconds:
+                    failure = (
+                        f"{name}: values did not arrive within {seconds:g} s: a rank "
+                        "that had begun this call has died, or was stopped"
+                    )
+                if failure:
+                    raise mx.MXNetError(failure)
+                # Another rank may need this processor.
+                if waited < _DEFERRING:
+                    time.sleep(_PAUSE)
+                else:
+                    section.wait(0, time.sleep, _PAUSE)
     except BaseException as error:
         _abandoned.append((memory, requests))
         failures.end_waits(str(error) or repr(error))  # others wait for this rank
@@ -150,8 +155,7 @@ def broadcast_parameters(net: Any, root: int = 0, timeout: float | None = None) 
         assert (net.weight.data() == 0).asnumpy().all()
     """
     parameters = check_parameters(net)
-    if not 0 <= check_int("root", root) < world().size:
-        raise ValueError(f"root must be a rank below {world().size}, got {root}")
+    check_int("root", root, minimum=0, maximum=world().size - 1)
     wait_seconds(timeout)
     if world().size == 1:
         return
@@ -203,7 +207,7 @@ def check_equal(
 
 
 def _description(net):
-    """Return the lines of text that must be equal on all ranks, in equal order."""
+    """Return the lines of text that must be equal on all ranks."""
     if not isinstance(net, Block):
         return [_describe(parameter) for parameter in check_parameters(net)]
     found = parameters_by_place(net)

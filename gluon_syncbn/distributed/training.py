@@ -177,7 +177,7 @@ class Trainer(mx.gluon.Trainer):
         super()._update(ignore_stale_grad)
 
     def _description(self, trained):
-        """Return the lines of text that must be equal on all ranks in a step."""
+        """Return the lines of text that must be equal on all ranks."""
         optimizer = self._optimizer
         step = (
             f"trainer {self._number}, {optimizer.num_update} updates before this step, "
@@ -193,12 +193,11 @@ class Trainer(mx.gluon.Trainer):
 def _zero_stale(parameter):
     """Zero gradients that backward has not written; return True if it wrote any."""
     found = False
-    if parameter.grad_req != "null":
-        for data, gradient in zip(data_of(parameter), gradients_of(parameter)):
-            if is_fresh(data):
-                found = True
-            else:
-                gradient[:] = 0
+    for data, gradient in zip(data_of(parameter), gradients_of(parameter)):
+        if is_fresh(data):
+            found = True
+        else:
+            gradient[:] = 0
     return found
 
 
@@ -208,10 +207,10 @@ def _digest(lines):
 
 
 def _sum_in_place(arrays):
-    """Sum gradients over all ranks, as soon as each array is ready.
+    """Sum each gradient over all ranks as soon as it is ready.
 
-    Raise :class:`mxnet.MXNetError` on all ranks if an array has an error on one rank,
-    or if a rank does not arrive within the timeout.
+    Raise MXNetError on all ranks if an array has an error on one rank, or if a rank
+    does not arrive within the timeout.
     """
     from mpi4py import MPI
 

@@ -1,14 +1,11 @@
-"""Private state of gluon.Trainer, and wrappers for its methods.
-
-A Trainer publishes only its learning rate and optimizer, and has no hooks.
-"""
+"""Private state of gluon.Trainer, which publishes only its rate and its optimizer."""
 
 from __future__ import annotations
 
 import contextlib
 from functools import partial
 from operator import attrgetter
-from typing import Callable, Iterable, Iterator
+from typing import Any, Callable, Iterator
 
 import mxnet as mx
 
@@ -33,9 +30,9 @@ def not_copied_yet(trainer: mx.gluon.Trainer) -> list:
     return [p for p in trainer._params_to_init if not p._deferred_init]
 
 
-def sums_in_this_process(trainer: mx.gluon.Trainer) -> bool:
-    """Return True unless a trainer sums gradients over several processes."""
-    is_plain = type(trainer)._allreduce_grads is mx.gluon.Trainer._allreduce_grads
+def sums_in_this_process(trainer: mx.gluon.Trainer, cls: Any) -> bool:
+    """Return True unless a trainer of this class sums gradients over processes."""
+    is_plain = cls._allreduce_grads is mx.gluon.Trainer._allreduce_grads
     return is_plain and _is_local(trainer._kvstore_params["kvstore"])
 
 
@@ -161,20 +158,3 @@ def _set_trainer(parameter, act, trainer):
 
 def forget_trainers(parameter: mx.gluon.Parameter) -> None:
     vars(parameter).pop("_set_trainer", None)
-
-
-def wrap(trainer: mx.gluon.Trainer, **arounds: Callable) -> None:
-    """Run methods of one trainer inside context managers, until `unwrap`.
-
-    Each keyword names a method, and its value is a function of the trainer that
-    `contextmanager` has decorated. ``_init_params`` copies parameters to all contexts
-    once. ``_allreduce_grads`` also updates if the kvstore does; otherwise ``_update``
-    does.
-    """
-    for name, around in arounds.items():
-        setattr(trainer, name, around(trainer)(getattr(trainer, name)))
-
-
-def unwrap(trainer: mx.gluon.Trainer, names: Iterable[str]) -> None:
-    for name in names:
-        vars(trainer).pop(name, None)

@@ -22,7 +22,7 @@ from .interrupts import DeferredSignals, watch_ctrl_c
 from .library import load
 
 _VARIABLE = "GLUON_SYNCBN_TIMEOUT"
-_MOST_ERRORS = 10_000  # pending at once
+_MOST_ERRORS = 10_000  # arrays that have an error at once
 latest_recovery = 0, 0, ""  # its number, thread and reason
 contexts_of_functions = set()  # contexts that run our autograd.Functions
 
@@ -31,8 +31,8 @@ class Here(threading.local):
     """State of the calling thread."""
 
     contexts: Sequence = ()  # the contexts of the innermost map in this thread
-    recovery = -1  # number of the latest recovery at this thread's latest check
-    was_cancelled = False  # the check found a recovery of another thread
+    recovery = -1  # number of the latest recovery when `raise_pending` last ran
+    was_cancelled = False  # `raise_pending` then raised for another thread's recovery
 
     def __reduce__(self) -> str:  # copies refer to the global name
         return "here"
@@ -46,8 +46,8 @@ _turns: Any = collections.defaultdict(threading.RLock)  # one per process
 def turn() -> Iterator[tuple[DeferredSignals, bool]]:
     """Defer signals, and wait until no other thread maps or recovers.
 
-    Another thread must not cancel a step's work between two contexts. Yield the section
-    of deferred signals, and False if the wait has timed out.
+    A recovery between the calls of a map for two contexts would cancel half of its
+    work. Yield the section of deferred signals, and False if the wait has timed out.
     """
     with DeferredSignals() as section:
         if here.contexts:  # the outermost map has the turn
@@ -57,7 +57,7 @@ def turn() -> Iterator[tuple[DeferredSignals, bool]]:
         try:
             yield section, section.wait(0, lock.acquire, True, lock_timeout())
         finally:
-            with suppress(RuntimeError):  # this thread has not got its turn
+            with suppress(RuntimeError):  # the wait timed out or was interrupted
                 lock.release()
 
 
@@ -76,7 +76,7 @@ def check_timeout(seconds: object, name: str = "timeout") -> float:
 
 
 def set_timeout(seconds: float) -> None:
-    """Set how long a device waits for the others, for layers without a timeout.
+    """Set how long a device waits for the others, unless its layer has a `timeout`.
 
     The environment variable ``GLUON_SYNCBN_TIMEOUT`` sets the initial value. Its
     default is 300 s.
@@ -218,7 +218,7 @@ def give_up(reason: str) -> None:
     global latest_recovery
     latest_recovery = latest_recovery[0] + 1, threading.get_ident(), reason
     load().gluon_syncbn_fail_all(reason, False)
-    # MXNet drops each error that it throws. Without an engine it always throws.
+    # waitall drops the error that it raises. With an unknown engine it always raises.
     for _ in range(_MOST_ERRORS):
         try:
             mx.nd.waitall()
@@ -232,21 +232,21 @@ def _finish_work():
     """End all work for which MXNet's threads would call Python at exit."""
     load().gluon_syncbn_set_locator(None)
     give_up("the Python interpreter exits")
-    # MXNet counts an operator as done before it deletes it. To delete an operator of an
-    # autograd.Function that was skipped after an error, MXNet calls Python, and a
-    # thread that does so while the interpreter ends aborts the process. A context's
-    # thread has deleted one operator before it runs the next.
+    # waitall does not wait until operators are deleted. To delete a skipped operator of
+    # an autograd.Function, MXNet calls Python, which aborts the process if the
+    # interpreter ends meanwhile. A context's thread deletes an operator before it runs
+    # the next one.
     for context in contexts_of_functions:
         mx.nd.zeros((1,), ctx=context).wait_to_read()
 
 
 @lru_cache(maxsize=None)
 def watch_process() -> None:
-    """End all work before a fork and at exit, from the first layer or call on."""
-    # ctypes releases the GIL, so other threads can queue what pending work waits for.
+    """Register handlers of forks, of the process's exit and of Ctrl-C, once."""
+    # ctypes releases the GIL, so other threads can queue the work that is waited for.
     os.register_at_fork(before=load().gluon_syncbn_wait_before_fork)
-    # MXNet's own exit handler, which runs after this one, stops the threads of custom
-    # operators before it waits for all work: it would wait forever for our operators.
+    # MXNet's own exit handler runs after this one. It stops the threads of custom
+    # operators, then waits for all work, so it would wait for our operators forever.
     atexit.register(_finish_work)
     load().gluon_syncbn_set_locator(_locate)
     watch_ctrl_c()
@@ -275,21 +275,19 @@ def warn(text: str) -> None:
 
 @ctypes.CFUNCTYPE(None)
 def _locate():
-    """Pass a line of text for each thread of the program to native code, main first."""
-    try:
+    """Pass the line that each thread executes to native code, the main thread first."""
+    with suppress(BaseException):  # the timeout's error is raised without these lines
         frames, main = sys._current_frames(), threading.main_thread()  # noqa: SLF001
         lines = ""
-        for thread in dict.fromkeys((main, *threading.enumerate())):
+        for thread in threading.enumerate():
             place = _place(_users_frame(frames.get(thread.ident or 0)))
             name = "The program" if thread is main else f"Its thread '{thread.name}'"
             lines += f"\n{name} stands at {place}" if place else ""
         load().gluon_syncbn_tell_where(lines)
-    except BaseException:  # the timeout's error is raised without these lines
-        pass
 
 
 def _place(frame):
-    """Return a frame's file, line, function and source."""
+    """Describe a frame by its file, line, function and source."""
     if frame is None:
         return ""
     code, folder = frame.f_code, os.path.join(os.getcwd(), "")
@@ -302,7 +300,7 @@ def _place(frame):
 
 
 def _users_frame(frame):
-    """Return the innermost frame that is not a library's or Python's own, or None."""
+    """Return the innermost frame of the user's code, or None."""
     while frame is not None:
         file = frame.f_code.co_filename
         is_main = frame.f_globals.get("__name__") == "__main__"

@@ -1,8 +1,8 @@
 """Signals: handlers that wait for the end of a section, and waits that Ctrl-C ends.
 
-An exception of a handler does harm in three places. Between the calls for two contexts
-it leaves one context without the work that the other one waits for. While another
-thread calls MXNet, it crashes MXNet. Inside an update it leaves half a step.
+A handler must not raise an exception in three places. Between the calls for two
+contexts, one context would lack the work that the other one waits for. While another
+thread calls MXNet, MXNet would crash. Inside an update, half a step would remain.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 from typing import Any, Callable
 
 from .library import load
@@ -31,7 +32,7 @@ class DeferredSignals:
     _open: DeferredSignals | None = None
 
     def __init__(self) -> None:
-        self._replaced: dict = {}
+        self._handlers: dict = {}  # the program's, by the signal's number
         self._deferred: list[tuple] = []
         self._patience: int | None = None  # SIGINTs that `wait` defers; None outside
 
@@ -44,10 +45,8 @@ class DeferredSignals:
             for number in range(1, signal.NSIG):
                 handler = _handler_of(number)
                 if callable(handler):
-                    if isinstance(handler, _DeferredHandler):
-                        handler = handler.handler  # left by an interrupted section
-                    self._replaced[number] = handler
-                    _set_handler(number, _DeferredHandler(self, handler))
+                    self._handlers[number] = handler
+                    _set_handler(number, partial(self._handle, handler))
             DeferredSignals._open = self  # no later statement raises
         except BaseException:
             self._restore_handlers()
@@ -67,8 +66,12 @@ class DeferredSignals:
                 if self._deferred:
                     _call_all(self._deferred)
 
+    @classmethod
+    def forget(cls) -> None:
+        cls._open = None
+
     def _restore_handlers(self):
-        for number, handler in self._replaced.items():
+        for number, handler in self._handlers.items():
             _set_handler(number, handler)
 
     def wait(self, patience: int, function: Callable, *arguments: Any) -> Any:
@@ -77,50 +80,45 @@ class DeferredSignals:
         The first `patience` SIGINTs wait for the section's end. Later SIGINTs, and
         other signals, interrupt at once, even if the function has just ended.
         """
-        previous = self._patience
         try:
             self._patience = patience
             if self._deferred:
                 self._call_due()
             return function(*arguments)
         finally:
-            self._patience = previous
+            self._patience = None
 
-    def handle(self, number: int, handler: Callable, frame: Any) -> None:
+    def _handle(self, handler, number, frame):
         if DeferredSignals._open is self:
-            self._deferred.append((number, handler, frame))
+            self._deferred.append((handler, number, frame))
             self._call_due()
-        else:
+        else:  # the section begins or has ended
             handler(number, frame)
 
     def _call_due(self):
-        """Call all handlers if one must not wait any longer."""
-        if self._patience is None:
+        """Call the deferred handlers that must not wait any longer."""
+        # A second exception must not interrupt the unwinding of the first one.
+        patience, self._patience = self._patience, None
+        if patience is None:
             return
-        patience, numbers = self._patience, [number for number, *_ in self._deferred]
-        if set(numbers) != {signal.SIGINT} or len(numbers) > patience:
-            # A second exception must not interrupt the unwinding of the first one.
-            self._patience, due, self._deferred = None, self._deferred, []
-            _call_all(due)
-            self._patience = patience
+        calls, self._deferred = self._deferred, []
+        interrupts = [call for call in calls if call[1] == signal.SIGINT]
+        kept = interrupts if len(interrupts) <= patience else []
+        self._deferred[:0] = kept
+        _call_all([call for call in calls if call not in kept])
+        self._patience = patience
 
 
-class _DeferredHandler:
-    """A replacement for a handler, which calls the handler outside its section."""
-
-    def __init__(self, section, handler):
-        self._section, self.handler = section, handler
-
-    def __call__(self, number, frame):
-        self._section.handle(number, self.handler, frame)
+# The thread of a section may not exist in a child process.
+os.register_at_fork(after_in_child=DeferredSignals.forget)
 
 
 def _call_all(deferred):
     """Call the handlers in order, even if one raises."""
     if deferred:
-        (number, handler, frame), *others = deferred
+        (handler, *arguments), *others = deferred
         try:
-            handler(number, frame)
+            handler(*arguments)
         finally:
             _call_all(others)
 
@@ -133,9 +131,9 @@ _PATIENCE = 1.5  # seconds
 def watch_ctrl_c() -> None:
     """Start a thread that ends the wait of a layer after Ctrl-C.
 
-    Python handles signals between two operations of the main thread, which may wait
-    inside MXNet for an array that waits for a layer. But Python at once writes each
-    signal's number to the wakeup descriptor, unless another library has that.
+    Python calls a signal's handler between two operations of the main thread. The main
+    thread may wait inside MXNet for an array, and so for a layer. But Python writes the
+    signal's number to the wakeup descriptor at once, unless another library uses it.
     """
     if threading.current_thread() is not threading.main_thread():
         return

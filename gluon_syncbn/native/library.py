@@ -9,6 +9,8 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import mxnet as mx
+
 from ..arguments import check_choice
 from ..compat import __version__
 from ..mxnet_private.arrays import mxnet_path
@@ -28,29 +30,20 @@ class Text(ctypes.c_char_p):
         return cls(text.encode())
 
 
-class Count(ctypes.c_int64):
-    """An int that is negative after an error, as a result."""
-
-
 class Status(ctypes.c_int):
     """The result of a function that can fail and returns nothing else."""
 
 
 def _check(result, *_call):
     if result.value < 0:
-        raise RuntimeError(load().gluon_syncbn_last_error())
-    return result.value
+        raise mx.MXNetError(load().gluon_syncbn_last_error())
 
 
-_CONVERSIONS = {
-    Text: lambda result, *_call: result.value.decode(),
-    Count: _check,
-    Status: _check,
-}
+_CONVERSIONS = {Text: lambda result, *_call: result.value.decode(), Status: _check}
 
 
 class LayerOptions(ctypes.Structure):
-    """The options of a layer, as src/c_api/python_api.cc reads and checks them."""
+    """The options of a layer, as src/c_api/python_api.cc reads them."""
 
     _fields_ = [
         ("contexts", ctypes.c_char_p),
@@ -82,7 +75,7 @@ _SIGNATURES = {
     "gluon_syncbn_release_layer": (None, [_pointer]),
     "gluon_syncbn_set_options": (Status, [Text, LayerOptions, _int]),
     "gluon_syncbn_collect": (Status, [Text, _int]),
-    "gluon_syncbn_collected": (Count, [Text, _array, _int64]),
+    "gluon_syncbn_collected": (_int64, [Text, _array, _int64]),
     "gluon_syncbn_set_participants": (Status, [Text, Text]),
     "gluon_syncbn_set_locator": (None, [_pointer]),
     "gluon_syncbn_tell_where": (None, [Text]),
@@ -101,7 +94,7 @@ _SIGNATURES = {
     "gluon_syncbn_cuda_architectures": (Text, []),
     "gluon_syncbn_cuda_missing": (Text, []),
     "gluon_syncbn_distributed_open": (Status, [_pointer]),
-    "gluon_syncbn_distributed_sum": (_int, [Text, Text, _array, _int64, _double]),
+    "gluon_syncbn_distributed_sum": (Status, [Text, Text, _array, _int64, _double]),
     "gluon_syncbn_distributed_leave": (Status, []),
     "gluon_syncbn_distributed_stop": (Status, [_double]),
     "gluon_syncbn_exit_after": (Status, [_double, Text]),
@@ -121,7 +114,7 @@ def mpi_path() -> Path:
 
 @functools.lru_cache(maxsize=None)
 def load() -> ctypes.CDLL:
-    """Return the loaded library; raise ImportError, or ValueError for a variable."""
+    """Load the library, and raise an error if it cannot be used."""
     file = path()
     if not file.exists():
         raise ImportError(
@@ -165,17 +158,18 @@ def declare(library: ctypes.CDLL, file: Path, signatures: dict) -> None:
     ctypes would call a function with too few arguments, or arguments of another size,
     and corrupt memory. So the library lists its types (src/core/c_interface.h).
     """
-    try:
-        interface = library.gluon_syncbn_interface
-    except AttributeError:
-        raise _other_sources(file, "it does not list its functions") from None
-    interface.restype = ctypes.c_char_p
-    found = dict(line.split(" ", 1) for line in interface().decode().splitlines())
+    found = {}
+    if hasattr(library, "gluon_syncbn_interface"):
+        library.gluon_syncbn_interface.restype = ctypes.c_char_p
+        lines = library.gluon_syncbn_interface().decode().splitlines()
+        found = dict(line.split(" ", 1) for line in lines)
     for name, (result, arguments) in signatures.items():
         types = " ".join(map(_code, [result, *arguments]))
         if found.get(name) != types:
-            fault = f"types of {name} must be {types}, got {found.get(name)}"
-            raise _other_sources(file, fault)
+            raise ImportError(
+                f"{file} was built from other sources: types of {name} must be "
+                f"{types}, got {found.get(name)}. Build it again with {_BUILD}."
+            )
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
         if result in _CONVERSIONS:
@@ -190,12 +184,6 @@ def _code(ctype):
     kinds = ((pointers, "pointer"), (ctypes.Structure, "struct"), (_double, "float"))
     kind = next((name for types, name in kinds if issubclass(ctype, types)), "int")
     return f"{kind}{ctypes.sizeof(ctype)}"
-
-
-def _other_sources(file, fault):
-    return ImportError(
-        f"{file} was built from other sources: {fault}. Build it again with {_BUILD}."
-    )
 
 
 def features() -> dict[str, Any]:

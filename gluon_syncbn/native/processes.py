@@ -36,10 +36,10 @@ _SIGNATURES = {
 
 
 class World:
-    """The processes that are connected; before `init` only this one.
+    """The connected processes; before `init` only this one.
 
-    `comm` is their communicator of mpi4py. Its collectives wait for a missing rank
-    without end, so ranks first meet in an exchange, see ``distributed/collectives.py``.
+    Collectives of `comm`, a communicator of mpi4py, would wait for a missing rank
+    forever, so ranks first meet in an exchange, see ``distributed/collectives.py``.
     """
 
     def __init__(self, comm: Any = None, machines: Sequence = ("this one",)) -> None:
@@ -54,19 +54,16 @@ _world = World()
 
 
 def world() -> World:
-    """Return the processes that this process is connected with."""
+    """Return the processes that this one is connected with."""
     return _world
 
 
-def _leave_at_exit(pid):
-    """Leave the other processes when the interpreter exits."""
-    if os.getpid() != pid:
-        return  # a fork: MPI belongs to the parent
+def _leave_at_exit():
     load().gluon_syncbn_distributed_leave()
-    # No operator of the layer runs after this.
+    # Ends the layers' operators, which use the connection.
     failures.give_up("the Python interpreter exits")
-    # mpi4py finalizes MPI after all exit handlers. That waits for all ranks with a busy
-    # processor, so ranks are awaited here.
+    # mpi4py finalizes MPI after all exit handlers, and MPI_Finalize would occupy a
+    # processor while it waits for all ranks. So this call waits for them.
     load().gluon_syncbn_distributed_stop(failures.get_timeout())
 
 
@@ -127,7 +124,7 @@ def init(timeout: float | None = None) -> None:
     comm, machines = _connect(seconds)
     load().gluon_syncbn_distributed_open(_transport(comm))
     _world = World(comm, machines)
-    atexit.register(_leave_at_exit, os.getpid())
+    atexit.register(_leave_at_exit)
 
 
 def is_initialized() -> bool:
@@ -248,8 +245,8 @@ def groups_of(k: int) -> list[list[int]]:
 
 # ---- MPI.
 
-# All ranks create these together: a communicator, the names of their machines, and the
-# pending request, which goes on after a timeout.
+# A communicator, the names of the ranks' machines, and MPI's latest request. All ranks
+# create these together. After a timeout another call of `init` awaits the same request.
 _connection: list = []
 
 
@@ -263,7 +260,7 @@ def _connect(timeout):
             raise RuntimeError(
                 f"{name} is {started}, but MPI started with 1 process, so the "
                 "processes would train unsynchronized. Start the program with the "
-                f"mpirun of {_name_of(mpi)}, which mpi4py uses, or unset {name} to run "
+                f"mpirun of {_mpi_name()}, which mpi4py uses, or unset {name} to run "
                 "one process."
             )
     deadline = time.monotonic() + timeout
@@ -320,8 +317,6 @@ def _import_mpi4py(timeout):
 
 def _transport(comm):
     """Return the address of a native transport over a communicator of mpi4py."""
-    from mpi4py import MPI
-
     file = mpi_path()
     if not file.exists():
         raise RuntimeError(
@@ -338,12 +333,14 @@ def _transport(comm):
     except OSError as error:
         reason = str(error)
     raise RuntimeError(
-        f"gluon_syncbn must be built with the MPI of mpi4py, {_name_of(MPI)} "
+        f"gluon_syncbn must be built with the MPI of mpi4py, {_mpi_name()} "
         f"({reason}). Install mpi4py for the other MPI, or run "
         "`pip install --force-reinstall '.[mpi]'`."
     )
 
 
-def _name_of(mpi):
-    version = mpi.Get_library_version()
+def _mpi_name():
+    from mpi4py import MPI
+
+    version = MPI.Get_library_version()
     return " ".join(version.splitlines()[0].split(",")[0].split())

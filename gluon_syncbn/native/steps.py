@@ -6,23 +6,20 @@ docs/design/mxnet.md describes the state after a failed step.
 from __future__ import annotations
 
 import weakref
-from contextlib import contextmanager, nullcontext
-from typing import Iterable, Iterator
+from functools import lru_cache
+from typing import Iterable
 
 import mxnet as mx
 
 from ..mxnet_private import trainers
-from ..mxnet_private.arrays import push
-from ..mxnet_private.parameters import gradients_of, is_replicated
+from ..mxnet_private.parameters import gradients_of, is_replicated, trainer_of
 from . import failures
 from .failures import warn
 from .interrupts import DeferredSignals
-from .library import load
 from .processes import world
 
 # All layers by key. They have `name`, `parameters`, `is_alone()` and `is_connected()`.
 layers: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
-_guarded: weakref.WeakValueDictionary = weakref.WeakValueDictionary()  # trainers, by id
 
 
 def list_alive(values: weakref.WeakValueDictionary) -> list:
@@ -42,85 +39,74 @@ def release_trainers(parameters: Iterable[mx.gluon.Parameter]) -> None:
     for parameter in parameters:
         if id(parameter) not in kept and not is_replicated(parameter):
             trainers.forget_trainers(parameter)
-    for trainer in list_alive(_guarded):
+    for trainer in set(filter(None, map(trainer_of, parameters))):
         is_needed = any(map(is_replicated, trainers.parameters_of(trainer)))
-        if not is_needed and not _layers_of(trainer):
-            trainers.unwrap(trainer, _WRAPPERS)
-            _guarded.pop(id(trainer), None)
+        if isinstance(trainer, _Guarded) and not is_needed and not _layers_of(trainer):
+            trainer.__class__ = _own_class(trainer)
 
 
 def _guard(trainer):
-    if id(trainer) not in _guarded:
-        trainers.wrap(trainer, **_WRAPPERS)
-        _guarded[id(trainer)] = trainer
+    if not isinstance(trainer, _Guarded):
+        trainer.__class__ = _guarded_class(type(trainer))
     if trainers.has_kvstore(trainer):
         trainers.update_on_devices(trainer)
 
 
-@contextmanager
-def _around_step(trainer: mx.gluon.Trainer) -> Iterator[None]:
-    size, is_local = world().size, trainers.sums_in_this_process(trainer)
-    if size > 1 and is_local and any(x.is_connected() for x in _layers_of(trainer)):
-        raise RuntimeError(
-            f"a gluon.Trainer sums gradients in its own process only, but {size} "
-            "processes train. Use gluon_syncbn.distributed.Trainer, Horovod or "
-            "kvstore='dist_sync'. If your program sums gradients, call "
-            "allreduce_grads() and update() instead of step()."
-        )
-    with DeferredSignals():  # queued as a whole
-        yield
+@lru_cache(maxsize=None)
+def _guarded_class(cls):
+    return type(cls.__name__, (_Guarded, cls), {"__module__": cls.__module__})
 
 
-@contextmanager
-def _around_init(trainer: mx.gluon.Trainer) -> Iterator[None]:
-    """Wait before a trainer copies parameters for the first time.
-
-    The copies are queued with the first step. If that step fails, they could be copies
-    of uninitialized memory.
-    """
-    if trainers.not_copied_yet(trainer):
-        _warn_of_unconnected_layers(trainer)
-        mx.nd.waitall()
-    with DeferredSignals():  # a kvstore initializes a key only once
-        yield
-    if trainers.workers_of(trainer) > 1:
-        # MXNet does not order the copies before the first gradients, so servers could
-        # send the sum of gradients as the parameters.
-        mx.nd.waitall()
+def _own_class(trainer):
+    return type(trainer).__bases__[1]
 
 
-@contextmanager
-def _around_kvstore(trainer: mx.gluon.Trainer) -> Iterator[None]:
-    trainers.update_on_devices(trainer)
-    yield
+class _Guarded(mx.gluon.Trainer):
+    """Methods that wrap the methods of a trainer's own class."""
 
+    def step(self, *args, **kwargs):
+        size = world().size
+        is_local = trainers.sums_in_this_process(self, _own_class(self))
+        if size > 1 and is_local and any(x.is_connected() for x in _layers_of(self)):
+            raise RuntimeError(
+                "a gluon.Trainer sums gradients in its own process only, but "
+                f"{size} processes train. Use gluon_syncbn.distributed.Trainer, "
+                "Horovod or kvstore='dist_sync'. If your program sums gradients, call "
+                "allreduce_grads() and update() instead of step()."
+            )
+        with DeferredSignals():  # the step is queued as a whole
+            return super().step(*args, **kwargs)
 
-@contextmanager
-def _around_reduction(trainer: mx.gluon.Trainer) -> Iterator[None]:
-    # A kvstore updates in the reduction, which otherwise overlaps with backward.
-    if trainers.updates_on_kvstore(trainer):
-        _await_gradients(trainer)
-    with DeferredSignals(), trainers.reduced_once(trainer):
-        yield
+    def _init_kvstore(self):
+        trainers.update_on_devices(self)
+        super()._init_kvstore()
 
+    def _init_params(self):
+        # MXNet queues copies of parameters with the first step. If that step fails,
+        # they could be copies of uninitialized memory.
+        if trainers.not_copied_yet(self):
+            _warn_of_unconnected_layers(self)
+            mx.nd.waitall()
+        with DeferredSignals():  # a kvstore initializes a key only once
+            super()._init_params()
+        if trainers.workers_of(self) > 1:
+            # MXNet does not order the copies before the first gradients, so servers
+            # could send the sum of gradients as the parameters.
+            mx.nd.waitall()
 
-@contextmanager
-def _around_update(trainer: mx.gluon.Trainer) -> Iterator[None]:
-    is_done = trainers.updates_on_kvstore(trainer)
-    if not is_done:
-        _await_gradients(trainer)
-    updated = nullcontext() if is_done else trainers.updated_once(trainer)
-    with DeferredSignals(), updated:
-        yield
+    def _allreduce_grads(self):
+        # A kvstore updates in the reduction, which otherwise overlaps with backward.
+        if trainers.updates_on_kvstore(self):
+            _await_gradients(self)
+        with DeferredSignals(), trainers.reduced_once(self):
+            super()._allreduce_grads()
 
-
-_WRAPPERS = {
-    "step": _around_step,
-    "_init_kvstore": _around_kvstore,
-    "_init_params": _around_init,
-    "_allreduce_grads": _around_reduction,
-    "_update": _around_update,
-}
+    def _update(self, *args, **kwargs):
+        if trainers.updates_on_kvstore(self):  # the reduction has updated
+            return super()._update(*args, **kwargs)
+        _await_gradients(self)
+        with DeferredSignals(), trainers.updated_once(self):
+            return super()._update(*args, **kwargs)
 
 
 def _await_gradients(trainer):
@@ -130,15 +116,9 @@ def _await_gradients(trainer):
     for all queued work. A gradient may then be computed, without an error, from memory
     that was never written.
     """
-    gradients = [
-        gradient
-        for parameter in trainers.parameters_of(trainer)
-        if parameter.grad_req != "null"
-        for gradient in gradients_of(parameter)
-    ]
-    ready = mx.nd.empty((1,), ctx=mx.cpu())
-    push(load().gluon_syncbn_do_nothing, 0, ready.context, gradients, [ready])
-    ready.wait_to_read()
+    for parameter in trainers.parameters_of(trainer):
+        for gradient in gradients_of(parameter):
+            gradient.wait_to_read()
     failures.raise_pending()
 
 

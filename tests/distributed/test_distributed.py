@@ -159,6 +159,28 @@ for used in (0, 1), (1, 0), (0, 0), (2, 0):
         found = [layer.weight.data(context).asnumpy().item() for layer in net]
         assert found == weights.tolist(), (used, found, weights)
 """,
+    # The other rank is not told, so the ranks go on.
+    "a failure in prediction": """
+layer = SyncBatchNorm(in_channels=1)
+layer.initialize()
+
+def mean_of_training():
+    with autograd.train_mode():
+        layer(nd.full((2, 1), 10 * rank)).wait_to_read()
+    return layer.running_mean.data().asnumpy().item()
+
+assert mean_of_training() == 0.5
+if rank == 1:
+    used = layer.gamma, layer.beta, layer.running_mean, layer.running_var
+    gamma, beta, mean, var = (p.data().as_nd_ndarray() for p in used)
+    rows = mx.nd.full((1,), 9, dtype='float64')  # of two
+    inputs = mx.nd.ones((2, 1)), gamma, beta, rows, mean, var
+    names = {'layer_key': layer.key, 'op_type': 'gluon_syncbn', 'masked': 'True'}
+    y = mx.nd.Custom(*inputs, **names)
+    assert 'valid rows' in error_of(y.wait_to_read)
+    gluon_syncbn.recover()
+assert abs(mean_of_training() - 0.95) < 1e-6
+""",
 }
 
 

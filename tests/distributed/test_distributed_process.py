@@ -133,6 +133,39 @@ print('told', flush=True)
     assert "because one of them hangs after a failure" in output, output
 
 
+def test_ctrl_c_ends_a_wait_for_gradients():
+    """Rank 1 does not send its gradients, and sees why rank 0 has ended the step."""
+    program = """
+import signal, threading
+from gluon_syncbn.distributed import training
+from gluon_syncbn.native import failures
+
+def wait_for_a_failure(_):
+    while not failures.failure():
+        time.sleep(0.1)
+
+layer = SyncBatchNorm(in_channels=1)
+layer.initialize()
+trainer = distributed.Trainer(layer, 'sgd')
+with autograd.record():
+    loss = layer(nd.ones((2, 1)))
+loss.backward()
+if rank == 1:
+    training._sum_in_place = wait_for_a_failure
+    assert 'KeyboardInterrupt' in error_of(trainer.step, 1)
+else:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        trainer.step(1)
+    except KeyboardInterrupt:
+        pass
+    else:
+        raise AssertionError('no interrupt')
+"""
+    run_ranks(2, program)
+
+
 def test_init_ends_where_a_process_never_calls_it():
     program = """
 if int(os.environ.get('PMI_RANK') or os.environ['OMPI_COMM_WORLD_RANK']) == 0:

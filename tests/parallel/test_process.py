@@ -10,7 +10,7 @@ import pytest
 from support.helpers import run_python
 
 SETUP = """
-import os, subprocess, sys, threading
+import os, signal, subprocess, sys, threading
 import gluon_syncbn, mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import nn
@@ -146,6 +146,16 @@ fork(in_child)
 end.set()
 thread.join()
 assert devices.map(int) == [0, 0]
+
+def interrupt():
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        return
+    os._exit(1)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+devices.map(lambda: fork(interrupt))  # no section in the child defers signals
 """,
 }
 
@@ -185,7 +195,7 @@ def test_exit_after_a_recorded_call_without_backward():
 
 
 CTRL_C = """
-import signal, time
+import time
 
 def press():
     time.sleep(10.5)
