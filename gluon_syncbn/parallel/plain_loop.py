@@ -149,11 +149,8 @@ class _LoopForward(ForwardOnDevices):
 
     def _contexts_of_net(self):
         """Return the contexts of the first parameter that has some."""
-        for block in blocks_of(self.net):
-            for parameter in block.params.values():
-                if contexts_of(parameter):
-                    return set(contexts_of(parameter))
-        return set()
+        parameters = (p for block in blocks_of(self.net) for p in block.params.values())
+        return set(next(filter(None, map(contexts_of, parameters)), ()))
 
     def _note_call(self, context):
         """Note a call; recover if the latest round was interrupted.

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import collections
 import weakref
-from itertools import compress
 from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet import autograd
 
 from ..mxnet_private import graphs
-from ..mxnet_private.arrays import broadcast_add, flatten, to_context
+from ..mxnet_private.arrays import broadcast_add, flatten, identity, to_context
 from ..mxnet_private.blocks import blocks_of, name_of
 from ..mxnet_private.parameters import data_of, is_fresh, mark_fresh
 from ..native import failures
@@ -29,7 +28,7 @@ from ..native.steps import list_alive
 from .devices import Devices
 from .shards import Shards, join_shards
 
-_calls = weakref.WeakValueDictionary()  # {anchor_name: call}
+_calls = weakref.WeakValueDictionary()  # {number of the call's first operator: call}
 
 
 class Span(NamedTuple):
@@ -45,16 +44,7 @@ class Span(NamedTuple):
 _spans: Any = collections.deque(maxlen=100)
 
 
-def refuse_losses(net: mx.gluon.Block, first: int, variables: set) -> None:
-    """Refuse losses that depend on the operators from number `first` to now.
-
-    `variables` are the names of all variables that their graphs may have.
-    """
-    _spans.append(Span(name_of(net), first, graphs.next_operator(), variables))
-
-
 def any_recorded() -> bool:
-    """Return True if a loss may depend on a call or a span."""
     return bool(_calls or _spans)
 
 
@@ -66,7 +56,7 @@ def calls_behind(heads: Iterable) -> tuple[list[RecordedCall], set[str]]:
     names, found = graphs.variables_behind(heads), []
     _check_only_outputs(heads, names)
     for call in reversed(list_alive(_calls)):
-        if call.anchor_name in names:
+        if not names.isdisjoint(call.cut_leaves):
             found.append(call)
             names |= graphs.variables_behind(call.inputs)
     return found, names
@@ -110,9 +100,6 @@ class RecordedCall:
         self.parameters, self._net = parameters, net
         self._devices, self._shards = devices, shards
         self.splits_batch = shards.axis is not None
-        self._anchor = mx.nd.zeros((1,), ctx=shards.contexts[0])
-        self._anchor.attach_grad("null")
-        (self.anchor_name,) = graphs.names_of([self._anchor])
         self._first_operator = graphs.next_operator()
         # Views, because a head of MXNet must not be a variable, nor occur twice.
         arrays = [x.as_nd_ndarray() for x, *_ in shards.recorded]
@@ -129,19 +116,18 @@ class RecordedCall:
         parameters' variables by context.
         """
         axis, contexts = self._shards.axis, self._shards.contexts
-        columns = list(zip(*leaves))  # the shards of each output
-        self._device_outputs = list(zip(*columns))
-        places = zip(contexts, self._device_outputs, self._device_inputs)
+        if len(leaves[0]) > 1:
+            leaves = list(map(_without_duplicates, leaves))
+        self._device_outputs = leaves
+        places = zip(contexts, leaves, self._device_inputs)
         variables = [self._check_variables(*place, known) for place in places]
         if len(contexts) > 1 or axis is None:
             names = set().union(*known.values(), *(own for own, _ in variables))
-            refuse_losses(self._net, self._first_operator, names)
+            last = graphs.next_operator()
+            _spans.append(Span(name_of(self._net), self._first_operator, last, names))
         are_trained = [is_trained for _, is_trained in variables]
-        autograd.set_recording(False)
-        try:
-            cut = [self._cut(column, are_trained) for column in columns]
-        finally:
-            autograd.set_recording(True)
+        columns = list(zip(*leaves))  # the shards of each output
+        cut = [self._cut(column, are_trained) for column in columns]
         self._leaf_names = list(zip(*(names for names, _ in cut)))
         return [
             self._link(leaves, isinstance(column[0], mx.np.ndarray))
@@ -158,7 +144,9 @@ class RecordedCall:
         names = graphs.variables_behind(outputs)
         own = set(graphs.names_of(inputs)) if inputs else set()
         if context not in known or not names <= own | known[context]:
-            known[context] = variables_on(context, self.parameters)
+            arrays = [data for p in self.parameters for data in data_of(p)]
+            here = [data for data in arrays if data.context == context]
+            known[context] = set(graphs.names_of(here))
         foreign = names - own - known[context]
         if foreign:
             raise ValueError(
@@ -179,11 +167,8 @@ class RecordedCall:
         context = self._shards.contexts[0]
         detached = [shard.detach().as_nd_ndarray() for shard in column]
         leaves = [to_context(leaf, context) for leaf in detached]
-        recorded = zip(are_trained, graphs.names_of(column))
-        are_variables = [
-            is_trained and name is not None for is_trained, name in recorded
-        ]
-        variables = list(compress(leaves, are_variables))
+        recorded = zip(leaves, are_trained, graphs.names_of(column))
+        variables = [leaf for leaf, is_trained, name in recorded if is_trained and name]
         gradients = [mx.nd.empty(x.shape, context, x.dtype) for x in variables]
         autograd.mark_variables(variables, gradients)
         names = graphs.names_of(leaves)
@@ -194,9 +179,11 @@ class RecordedCall:
         """Join an output's leaves in a graph that keeps this object."""
         context = self._shards.contexts[0]
         failures.contexts_of_functions.add(context)
-        _calls[self.anchor_name] = self
+        _calls[self._first_operator] = self
         *others, last = leaves
-        last = broadcast_add(last, _GraphLifetime(self, last)(self._anchor))
+        zero = mx.nd.zeros((1,) * last.ndim, context, last.dtype)
+        zero.attach_grad("null")  # MXNet records the function, but not its backward
+        last = broadcast_add(last, _GraphLifetime(self)(zero))
         joined = join_shards([*others, last], self._shards.axis, context)
         return joined.as_np_ndarray() if is_np else joined
 
@@ -235,16 +222,10 @@ class RecordedCall:
         self._device_outputs = self._device_inputs = self.heads = self.inputs = []
         self.cut_leaves = {}
         del self._shards
-        _calls.pop(self.anchor_name, None)
+        _calls.pop(self._first_operator, None)
 
 
-def variables_on(context: mx.Context, parameters: Iterable) -> set[str | None]:
-    """Return the names of the parameters' variables on a context."""
-    arrays = [data for parameter in parameters for data in data_of(parameter)]
-    return set(graphs.names_of(data for data in arrays if data.context == context))
-
-
-def without_duplicates(leaves: list) -> list:
+def _without_duplicates(leaves):
     """Return a net's outputs, with views in place of duplicate recorded arrays.
 
     MXNet would keep only one gradient of a head that it gets twice.
@@ -272,15 +253,14 @@ def _holder_of(names, net):
 
 
 class _GraphLifetime(autograd.Function):
-    """A zero to add to a leaf. Its graph keeps this function, and so the call."""
+    """A copy whose graph keeps this function, and so the call."""
 
-    def __init__(self, call, leaf):
+    def __init__(self, call):
         super().__init__()
         self._call = call
-        self._zero = (1,) * leaf.ndim, leaf.context, leaf.dtype
 
-    def forward(self, anchor):
-        return mx.nd.zeros(*self._zero)
+    def forward(self, zero):
+        return identity(zero)
 
 
 def write_gradients(

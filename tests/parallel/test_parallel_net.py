@@ -133,11 +133,16 @@ def test_a_hybridized_parent_predicts_on_one_device_and_refuses_to_train():
     parent = nn.HybridSequential(**prefixed("outer_"))
     parent.add(net, Double())
     parent.hybridize()
-    with pytest.raises(RuntimeError, match="outer.*hybridize"):
-        with autograd.record():
-            parent(array(X))
-    right = (2 * plain(array(X))).asnumpy()
-    assert_same([parent(array(X)).asnumpy()], [right])
+    for _ in range(2):  # without a graph, and with the graph of a prediction
+        with pytest.raises(RuntimeError, match="outer.*hybridize"):
+            with autograd.record():
+                parent(array(X))
+        right = (2 * plain(array(X))).asnumpy()
+        assert_same([parent(array(X)).asnumpy()], [right])
+    make_parallel(parent, cpus(2))
+    plain_parent = nn.Sequential()
+    plain_parent.add(plain, Double())
+    assert_same(train(parent), train(plain_parent))
 
 
 @pytest.mark.parametrize("state", ["called", "deferred", "in part"])
