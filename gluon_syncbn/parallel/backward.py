@@ -101,8 +101,7 @@ def _run_calls(calls, leaves, backward, parameters):
     if has_inputs:
         cut_gradients = _gradients_by_name(leaves, heads, gradients, mode)
     else:
-        with parameters.adding():
-            found = write_gradients(heads, gradients, list(leaves.values()), mode)
+        found = write_gradients(heads, gradients, list(leaves.values()), mode)
         cut_gradients = dict(zip(leaves, found))
     for call in calls:
         found = call.backward(cut_gradients, parameters.adding, mode)

@@ -76,19 +76,7 @@ def _check_only_outputs(heads, names):
 
 
 class RecordedCall:
-    """A recorded call of a net on devices, alive as long as the caller's graph is.
-
-    Attributes
-    ----------
-    inputs : list of NDArray
-        Heads of the caller's graph before the call.
-    cut_leaves : dict of NDArray
-        Variables, by name, of the caller's graph after the call.
-    splits_batch : bool
-        False in a plain loop, whose caller has split the batch.
-    heads : list of NDArray
-        The devices' outputs that a backward has reached.
-    """
+    """A recorded call of a net on devices, alive as long as the caller's graph is."""
 
     def __init__(
         self,
@@ -99,15 +87,16 @@ class RecordedCall:
     ) -> None:
         self.parameters, self._net = parameters, net
         self._devices, self._shards = devices, shards
-        self.splits_batch = shards.axis is not None
+        self.splits_batch = shards.axis is not None  # False in a plain loop
         self._first_operator = graphs.next_operator()
-        # Views, because a head of MXNet must not be a variable, nor occur twice.
+        # Heads of the caller's graph before the call. They are views, because a head
+        # of MXNet must not be a variable, nor occur twice.
         arrays = [x.as_nd_ndarray() for x, *_ in shards.recorded]
         self.inputs = [x.reshape(x.shape) for x in arrays]
         per_device = zip(*(column for _, column, _ in shards.recorded))
         self._device_inputs = list(per_device) or [()] * len(shards.contexts)
-        self.cut_leaves: dict = {}
-        self.heads: list = []
+        self.cut_leaves: dict = {}  # variables of the caller's graph, by name
+        self.heads: list = []  # the devices' outputs that a backward has reached
 
     def join(self, leaves: Sequence, known: dict) -> list:
         """Return the joined outputs, in the caller's graph, which keeps this object.

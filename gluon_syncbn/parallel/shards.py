@@ -26,26 +26,15 @@ _FIX = "Return one value per row, also from a loss inside the net."
 
 @dataclass(frozen=True)
 class Shards:
-    """The arguments of a call for each device that takes part in it.
-
-    Attributes
-    ----------
-    arguments : list
-        The arguments of each device's call.
-    recorded : list of (NDArray, list of NDArray, int or None)
-        Each input that depends on a variable, its shards, which have gradients, and the
-        axis to join the shards along. Shards without an axis are copies.
-    axis : int or None
-        The axis of the rows; None in a plain loop, whose caller has split the batch.
-    rows : list of int
-        The number of rows of each device.
-    """
+    """The arguments of a call for each device that takes part in it."""
 
     contexts: Sequence[mx.Context]
-    arguments: list
+    arguments: list  # one list for each context
+    # Each input that depends on a variable, its shards, which have gradients, and the
+    # axis to join the shards along, or None if they are copies.
     recorded: list
-    axis: int | None = None
-    rows: Sequence[int] = ()
+    axis: int | None = None  # None in a plain loop, whose caller has split the batch
+    rows: Sequence[int] = ()  # the number of rows on each context
 
     @classmethod
     def as_is(cls, args: Sequence, context: mx.Context) -> Shards:
@@ -86,8 +75,7 @@ class Shards:
                 check_array(leaf)
                 column = split_rows(leaf, contexts, axis, bounds)
             elif isinstance(leaf, mx.nd.NDArray):
-                with autograd.pause():
-                    column = [to_context(leaf.copy(), context) for context in contexts]
+                column = [leaf.detach().copyto(context) for context in contexts]
             else:
                 column = [leaf] * len(contexts)
             columns.append(column)
@@ -115,15 +103,12 @@ def split_rows(
 ) -> list[mx.nd.NDArray]:
     """Return the rows (begin, end) of a batch on each context, not recorded."""
     shards, index = [], [slice(None)] * batch.ndim
-    is_recording = autograd.set_recording(False)
-    try:
-        for context, (begin, end) in zip(contexts, bounds):
-            index[batch_axis] = slice(begin, end)
-            shard = batch[tuple(index)]
-            is_array = isinstance(shard, mx.nd.NDArray)
-            shards.append((to_context if is_array else array_of)(shard, context))
-    finally:
-        autograd.set_recording(is_recording)
+    is_array = isinstance(batch, mx.nd.NDArray)
+    batch = batch.detach() if is_array else batch
+    for context, (begin, end) in zip(contexts, bounds):
+        index[batch_axis] = slice(begin, end)
+        shard = batch[tuple(index)]
+        shards.append((to_context if is_array else array_of)(shard, context))
     return shards
 
 

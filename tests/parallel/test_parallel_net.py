@@ -45,11 +45,13 @@ from support.helpers import (
 )
 from support.nd import nd
 from support.nets import (
+    Net,
     Normalized,
     X,
     array,
     assert_same,
     column,
+    dense,
     one_weight,
     started,
     train,
@@ -129,16 +131,18 @@ def test_in_a_parent(parent_is, mode):
 
 @gluon_1_only("a trace does not know whether it is for training")
 def test_a_hybridized_parent_predicts_on_one_device_and_refuses_to_train():
-    plain, net = started(Normalized(), None), started(Normalized(), cpus(2))
-    parent = nn.HybridSequential(**prefixed("outer_"))
+    """Its graph may be older than the call of make_parallel, or of a prediction."""
+    plain, net = (started(Net(dense()), None) for _ in range(2))
+    parent, right = nn.HybridSequential(**prefixed("outer_")), 2 * plain(array(X))
     parent.add(net, Double())
     parent.hybridize()
-    for _ in range(2):  # without a graph, and with the graph of a prediction
+    parent(array(X))
+    make_parallel(net, cpus(2), reset_ctx=True)
+    for _ in range(2):
         with pytest.raises(RuntimeError, match="outer.*hybridize"):
             with autograd.record():
                 parent(array(X))
-        right = (2 * plain(array(X))).asnumpy()
-        assert_same([parent(array(X)).asnumpy()], [right])
+        assert_same([parent(array(X)).asnumpy()], [right.asnumpy()])
     make_parallel(parent, cpus(2))
     plain_parent = nn.Sequential()
     plain_parent.add(plain, Double())
