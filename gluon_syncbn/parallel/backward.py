@@ -26,7 +26,7 @@ from ..mxnet_private.parameters import (
     mark_fresh,
     set_summed,
 )
-from .recorded_call import any_recorded, calls_behind, write_gradients
+from .recorded_call import any_recorded, calls_behind
 
 
 @lru_cache(maxsize=None)
@@ -101,8 +101,8 @@ def _run_calls(calls, leaves, backward, parameters):
     if has_inputs:
         cut_gradients = _gradients_by_name(leaves, heads, gradients, mode)
     else:
-        found = write_gradients(heads, gradients, list(leaves.values()), mode)
-        cut_gradients = dict(zip(leaves, found))
+        graphs.differentiate(heads, gradients, (), True, mode)
+        cut_gradients = {name: leaf.grad for name, leaf in leaves.items()}
     for call in calls:
         found = call.backward(cut_gradients, parameters.adding, mode)
         if found:
@@ -114,7 +114,7 @@ def _run_calls(calls, leaves, backward, parameters):
             heads, gradients = heads + call.inputs, gradients + found
     if has_inputs:
         with parameters.adding():
-            write_gradients(heads, gradients, (), mode)
+            graphs.differentiate(heads, gradients, (), True, mode)
 
 
 def _gradients_by_name(leaves, heads, gradients, train_mode):

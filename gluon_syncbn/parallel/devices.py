@@ -52,7 +52,7 @@ _thread = _Thread()
 class Worker:
     """A thread that runs calls in order while this object lives.
 
-    A daemon: a call that never ends does not keep the interpreter from exiting.
+    It is a daemon: a call that never ends does not keep the program from exiting.
     """
 
     def __init__(self, name: str) -> None:
@@ -268,7 +268,7 @@ class Devices:
         lengths = _lengths(lists)
         if lengths - {len(self)}:
             raise ValueError(
-                f"lists must have one element for each of the "
+                "lists must have one element for each of the "
                 f"{pluralize(len(self), 'context')}, got lengths "
                 f"{comma_list(sorted(lengths))}. A net of make_parallel takes batches "
                 "with fewer rows."

@@ -52,7 +52,7 @@ class ForwardOnDevices(ForwardReplacement):
 
     def __init__(self, net: mx.gluon.Block) -> None:
         super().__init__(net)
-        # own_methods ignores a forward that only calls the class's.
+        # Conversion accepts a layer whose own forward only calls the class's forward.
         functions = self.replaced.values()
         self.calls_class = all(getattr(f, "calls_class", False) for f in functions)
         self._variables: dict = {}  # names of parameters' variables by context
@@ -103,7 +103,7 @@ class ParallelForward(ForwardOnDevices):
         self._settings = settings  # None if layers are not converted
         self._unconverted: set = set()  # names of layers that stay unsynchronized
         self._classes: dict = {}  # each block's class in the latest conversion
-        self._forms: dict = collections.defaultdict(set)  # {kind of call: forms}
+        self._forms: dict = collections.defaultdict(set)  # of outputs, by kind of call
         self._latest_call = None, None
         self._has_checked_operators = self._has_warned_of_few_rows = False
         count_scopes()
@@ -163,14 +163,14 @@ class ParallelForward(ForwardOnDevices):
         shards = Shards.split(inputs, flatten(inputs), contexts, axis)
         summary = partial(type(self.net).summary, self.net)
         with autograd.pause():
-            self.devices.map_first(lambda args: summary(*args), shards.arguments)
+            self.devices.map_first(summary, *zip(*shards.arguments))
 
     def adopt_parameters(self, blocks: Sequence[mx.gluon.Block]) -> list:
         """Return the parameters of the net's blocks.
 
-        Raise ValueError if one is initialized on other contexts. Each call runs this,
-        because the net may have changed; Gluon's collect_params is as slow as pushing a
-        small net.
+        Raise ValueError if one is initialized on other contexts. The net may have
+        changed, so each call runs this. Gluon's collect_params would take as long as
+        queueing a small net.
         """
         contexts = self.devices.contexts
         all_parameters = [p for block in blocks for p in block.params.values()]

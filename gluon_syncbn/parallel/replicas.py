@@ -1,4 +1,4 @@
-"""Running statistics during a call: restored after it, or computed by some devices."""
+"""Restore running statistics after a call, or make some devices compute them."""
 
 from __future__ import annotations
 

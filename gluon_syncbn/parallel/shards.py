@@ -31,7 +31,7 @@ class Shards:
     contexts: Sequence[mx.Context]
     arguments: list  # one list for each context
     # Each input that depends on a variable, its shards, which have gradients, and the
-    # axis to join the shards along, or None if they are copies.
+    # axis to join the shards along, or None if they are copies. All arrays are mx.nd's.
     recorded: list
     axis: int | None = None  # None in a plain loop, whose caller has split the batch
     rows: Sequence[int] = ()  # the number of rows on each context
@@ -43,8 +43,7 @@ class Shards:
         for k, leaf in enumerate(leaves):
             if autograd.is_recording() and variables_behind([leaf]):
                 leaves[k] = leaf.detach()
-                leaves[k].attach_grad()
-                recorded.append((leaf, [leaves[k]], None))
+                recorded.append(_recorded(leaf, [leaves[k]], None))
         return cls([context], [rebuild(list(args), iter(leaves))], recorded)
 
     @classmethod
@@ -80,12 +79,17 @@ class Shards:
                 column = [leaf] * len(contexts)
             columns.append(column)
             if autograd.is_recording() and variables_behind([leaf]):
-                for shard in column:
-                    shard.attach_grad()
-                recorded.append((leaf, column, axis if is_split else None))
+                recorded.append(_recorded(leaf, column, axis if is_split else None))
         arguments = [rebuild(list(args), iter(row)) for row in zip(*columns)]
         rows = [end - begin for begin, end in bounds]
         return cls(contexts, arguments, recorded, axis, rows)
+
+
+def _recorded(leaf, shards, axis):
+    """Attach gradients to the shards of an input; return an item of Shards.recorded."""
+    for shard in shards:
+        shard.attach_grad()
+    return leaf.as_nd_ndarray(), [shard.as_nd_ndarray() for shard in shards], axis
 
 
 def share_bounds(rows: int, count: int) -> list[tuple[int, int]]:
@@ -122,10 +126,9 @@ def join_shards(shards: Sequence, axis: int | None, context: mx.Context) -> Any:
     arrays = [x if x.context == context else to_context(x, context) for x in shards]
     if len(arrays) == 1:
         return arrays[0]
-    is_np = isinstance(arrays[0], mx.np.ndarray)
     if axis is None:
-        whole = add_n(*(array.as_nd_ndarray() for array in arrays))
-        return whole.as_np_ndarray() if is_np else whole
+        return add_n(*arrays)
+    is_np = isinstance(arrays[0], mx.np.ndarray)
     return mx.np.concatenate(arrays, axis) if is_np else concat(*arrays, dim=axis)
 
 
@@ -148,9 +151,8 @@ def check_array(batch: Any) -> None:
 def _check_no_shards(args, contexts):
     """Raise TypeError for the result of split_and_load."""
     for arg in args:
-        if not isinstance(arg, (list, tuple)) or len(contexts) < 2:
-            continue
-        if list(contexts) == [getattr(x, "context", None) for x in arg]:
+        is_list = isinstance(arg, (list, tuple)) and len(contexts) > 1
+        if is_list and list(contexts) == [getattr(x, "context", None) for x in arg]:
             raise TypeError(
                 "an argument of a parallel net must be the whole batch, got a list of "
                 f"shards, one on each of {comma_list(contexts)}. Pass the batch "
