@@ -141,15 +141,14 @@ def to_context(array: mx.nd.NDArray, context: mx.Context) -> mx.nd.NDArray:
 def sum_into_first(lists: Iterable[Sequence]) -> None:
     """Add the arrays of each list, on several contexts, to its first one."""
     for first, *others in lists:
-        if first.stype != "default":
+        if others and first.stype != "default":
             copies = [array.as_in_context(first.context) for array in others]
             mx.nd.add_n(first, *copies).copyto(first)
-            continue
-        total, copies = first.as_nd_ndarray(), []
-        for array in others:
-            copied = mx.nd.empty(array.shape, first.context, array.dtype)
-            copies.append(_copyto(array.as_nd_ndarray(), out=copied))
-        if copies:
+        elif others:
+            total, copies = first.as_nd_ndarray(), []
+            for array in others:
+                copied = mx.nd.empty(array.shape, first.context, array.dtype)
+                copies.append(_copyto(array.as_nd_ndarray(), out=copied))
             add_n(total, *copies, out=total)
 
 

@@ -104,14 +104,14 @@ def _run_calls(calls, leaves, backward, parameters):
         graphs.differentiate(heads, gradients, (), True, mode)
         cut_gradients = {name: leaf.grad for name, leaf in leaves.items()}
     for call in calls:
-        found = call.backward(cut_gradients, parameters.adding, mode)
-        if found:
-            behind = _gradients_by_name(leaves, call.inputs, found, mode)
+        inputs, found = call.backward(cut_gradients, parameters.adding, mode)
+        if inputs:
+            behind = _gradients_by_name(leaves, inputs, found, mode)
             for name, gradient in behind.items():
                 if name in cut_gradients:
                     gradient = cut_gradients[name] + gradient
                 cut_gradients[name] = gradient
-            heads, gradients = heads + call.inputs, gradients + found
+            heads, gradients = heads + inputs, gradients + found
     if has_inputs:
         with parameters.adding():
             graphs.differentiate(heads, gradients, (), True, mode)

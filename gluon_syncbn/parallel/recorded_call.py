@@ -169,36 +169,37 @@ class RecordedCall:
 
     def backward(
         self, cut_gradients: dict, adding: Callable, train_mode: bool
-    ) -> list[mx.nd.NDArray]:
+    ) -> tuple[list, list]:
         """Run backward through the devices' graphs, each in its thread.
 
         `cut_gradients` are the gradients, by name, of the cut leaves that a backward
-        has reached. Return the gradients of `inputs`.
+        has reached. Return the `inputs` that it reaches here, and their gradients.
         """
 
         def backward_on(context, outputs, names, inputs):
             reached = [k for k, name in enumerate(names) if name in cut_gradients]
             heads = [outputs[k] for k in reached]
             variables = graphs.variables_behind(heads)
-            if variables:
-                dys = [to_context(cut_gradients[names[k]], context) for k in reached]
-                with adding([context]):
-                    graphs.differentiate(heads, dys, (), True, train_mode)
-            dxs = [
-                x.grad if name in variables else mx.nd.zeros_like(x)
-                for name, x in inputs.items()
-            ]
-            return heads if variables else [], dxs
+            if not variables:
+                return [], [None] * len(inputs)
+            dys = [to_context(cut_gradients[names[k]], context) for k in reached]
+            with adding([context]):
+                graphs.differentiate(heads, dys, (), True, train_mode)
+            dxs = [x.grad if name in variables else None for name, x in inputs.items()]
+            return heads, dxs
 
         arguments = self._device_outputs, self._leaf_names, self._device_inputs
         found = self._devices.map_first(backward_on, self._shards.contexts, *arguments)
-        for heads, _ in found:
-            self.heads += heads
+        self.heads += sum((heads for heads, _ in found), [])
         columns = zip(*(dxs for _, dxs in found))
-        return [
-            join_shards(column, axis, x.context)
-            for column, (x, _, axis) in zip(columns, self._shards.recorded)
-        ]
+        inputs, gradients = [], []
+        for x, (_, shards, axis), dxs in zip(self.inputs, self._shards.recorded, columns):
+            if any(dx is not None for dx in dxs):
+                pairs = zip(dxs, shards)
+                filled = [mx.nd.zeros_like(y) if dx is None else dx for dx, y in pairs]
+                inputs.append(x)
+                gradients.append(join_shards(filled, axis, x.context))
+        return inputs, gradients
 
     def release(self) -> None:
         """Drop the devices' graphs."""

@@ -108,10 +108,11 @@ def split_rows(
     """Return the rows (begin, end) of a batch on each context, not recorded."""
     shards, index = [], [slice(None)] * batch.ndim
     is_array = isinstance(batch, mx.nd.NDArray)
-    batch = batch.detach() if is_array else batch
+    rows: Any = batch
+    rows = rows.detach() if is_array else rows
     for context, (begin, end) in zip(contexts, bounds):
         index[batch_axis] = slice(begin, end)
-        shard = batch[tuple(index)]
+        shard = rows[tuple(index)]
         shards.append((to_context if is_array else array_of)(shard, context))
     return shards
 
