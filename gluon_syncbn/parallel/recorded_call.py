@@ -191,9 +191,9 @@ class RecordedCall:
         arguments = self._device_outputs, self._leaf_names, self._device_inputs
         found = self._devices.map_first(backward_on, self._shards.contexts, *arguments)
         self.heads += sum((heads for heads, _ in found), [])
-        columns = zip(*(dxs for _, dxs in found))
+        recorded, columns = self._shards.recorded, zip(*(dxs for _, dxs in found))
         inputs, gradients = [], []
-        for x, (_, shards, axis), dxs in zip(self.inputs, self._shards.recorded, columns):
+        for x, (_, shards, axis), dxs in zip(self.inputs, recorded, columns):
             if any(dx is not None for dx in dxs):
                 pairs = zip(dxs, shards)
                 filled = [mx.nd.zeros_like(y) if dx is None else dx for dx, y in pairs]
