@@ -103,7 +103,7 @@ class ParallelForward(ForwardOnDevices):
         self._settings = settings  # None if layers are not converted
         self._unconverted: set = set()  # names of layers that stay unsynchronized
         self._classes: dict = {}  # each block's class in the latest conversion
-        self._forms: dict = collections.defaultdict(set)  # of outputs, by kind of call
+        self._forms: dict = collections.defaultdict(set)  # forms by kind of call
         self._latest_call = None, None
         self._has_checked_operators = self._has_warned_of_few_rows = False
         count_scopes()
