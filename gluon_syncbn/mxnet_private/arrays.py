@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import ctypes
 from functools import lru_cache, wraps
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Iterable, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -138,14 +138,17 @@ def to_context(array: mx.nd.NDArray, context: mx.Context) -> mx.nd.NDArray:
     return copied.as_np_ndarray() if isinstance(array, mx.np.ndarray) else copied
 
 
-def sum_into_first(lists: Sequence[Sequence]) -> None:
-    """Add the dense arrays of each list, on several contexts, to its first one."""
+def sum_into_first(lists: Iterable[Sequence]) -> None:
+    """Add the arrays of each list, on several contexts, to its first one."""
     for first, *others in lists:
-        total, copies = first.as_nd_ndarray(), []
-        for array in others:
-            copied = mx.nd.empty(array.shape, first.context, array.dtype)
-            copies.append(_copyto(array.as_nd_ndarray(), out=copied))
-        if copies:
+        if others and first.stype != "default":
+            copies = [array.as_in_context(first.context) for array in others]
+            mx.nd.add_n(first, *copies).copyto(first)
+        elif others:
+            total, copies = first.as_nd_ndarray(), []
+            for array in others:
+                copied = mx.nd.empty(array.shape, first.context, array.dtype)
+                copies.append(_copyto(array.as_nd_ndarray(), out=copied))
             add_n(total, *copies, out=total)
 
 

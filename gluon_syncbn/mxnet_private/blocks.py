@@ -136,6 +136,11 @@ def forget_graphs_with(parameters: Iterable) -> None:
             forget_graph(block)
 
 
+def is_hybridized(block: mx.gluon.Block) -> bool:
+    """Return True if calls run the block's graph, not only its shape inference."""
+    return bool(getattr(block, "_active", False))
+
+
 def is_traced(leaves: Iterable) -> bool:
     """Return True if a call with these arguments is being traced."""
     if IS_GLUON_2:
@@ -180,8 +185,8 @@ class ForwardReplacement:
         attributes.update(self.replaced)
 
     def run_replaced(self, *args: Any) -> Any:
-        is_active = IS_GLUON_2 and getattr(self.net, "_active", False)
-        name = "_call_cached_op" if is_active and not is_traced(args) else "forward"
+        runs_graph = IS_GLUON_2 and is_hybridized(self.net) and not is_traced(args)
+        name = "_call_cached_op" if runs_graph else "forward"
         if name in self.replaced:
             return self.replaced[name](*args)
         return getattr(type(self.net), name)(self.net, *args)
@@ -196,7 +201,6 @@ class Trace(NamedTuple):
 
     block: mx.gluon.HybridBlock
     inputs: dict
-    is_hybridized: bool  # the graph will run, and not only infer shapes
 
 
 def _traces(code, symbols, arguments):
@@ -211,7 +215,7 @@ def _traces(code, symbols, arguments):
             block = found["self"]
             names = [symbol.name for symbol in found[symbols]]
             arrays = [value for value in flatten(found[arguments]) if value is not None]
-            yield Trace(block, dict(zip(names, arrays)), bool(block._active))
+            yield Trace(block, dict(zip(names, arrays)))
         frame = frame.f_back
 
 

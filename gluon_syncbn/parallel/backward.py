@@ -12,7 +12,7 @@ from __future__ import annotations
 import collections
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Iterable, Iterator, NamedTuple
+from typing import Iterable, Iterator
 
 import mxnet as mx
 import numpy as np
@@ -26,7 +26,7 @@ from ..mxnet_private.parameters import (
     mark_fresh,
     set_summed,
 )
-from .recorded_call import any_recorded, calls_behind, write_gradients
+from .recorded_call import any_recorded, calls_behind
 
 
 @lru_cache(maxsize=None)
@@ -51,8 +51,12 @@ def _backward(backward):
             "called, then backward, and read their attribute grad."
         )
     _check_head_gradients(backward)
-    leaves = {n: leaf for call in calls for n, leaf in call.cut_leaves.items()}
-    leaves = {n: leaf for n, leaf in leaves.items() if n in names}
+    leaves = {
+        name: leaf
+        for call in calls
+        for name, leaf in call.cut_leaves.items()
+        if name in names
+    }
     parameters, is_kept = ParameterGradients(calls), False
     try:
         with autograd.pause(), parameters.summed():
@@ -97,21 +101,20 @@ def _run_calls(calls, leaves, backward, parameters):
     if has_inputs:
         cut_gradients = _gradients_by_name(leaves, heads, gradients, mode)
     else:
-        with parameters.adding():
-            found = write_gradients(heads, gradients, list(leaves.values()), mode)
-        cut_gradients = dict(zip(leaves, found))
+        graphs.differentiate(heads, gradients, (), True, mode)
+        cut_gradients = {name: leaf.grad for name, leaf in leaves.items()}
     for call in calls:
-        found = call.backward(cut_gradients, parameters.adding, mode)
-        if found:
-            behind = _gradients_by_name(leaves, call.inputs, found, mode)
+        inputs, found = call.backward(cut_gradients, parameters.adding, mode)
+        if inputs:
+            behind = _gradients_by_name(leaves, inputs, found, mode)
             for name, gradient in behind.items():
                 if name in cut_gradients:
                     gradient = cut_gradients[name] + gradient
                 cut_gradients[name] = gradient
-            heads, gradients = heads + call.inputs, gradients + found
+            heads, gradients = heads + inputs, gradients + found
     if has_inputs:
         with parameters.adding():
-            write_gradients(heads, gradients, (), mode)
+            graphs.differentiate(heads, gradients, (), True, mode)
 
 
 def _gradients_by_name(leaves, heads, gradients, train_mode):
@@ -125,41 +128,36 @@ def _gradients_by_name(leaves, heads, gradients, train_mode):
     return dict(zip(found, results))
 
 
-class Replica(NamedTuple):
-    """A parameter on one device."""
-
-    data: mx.nd.NDArray
-    grad: mx.nd.NDArray
-    is_overwritten: bool  # each backward overwrites it, as with grad_req="write"
-
-
 class ParameterGradients:
     """The gradients of the nets that were called, which several graphs may write."""
 
     def __init__(self, calls: Iterable) -> None:
-        self._summed: list = []  # parameters of parallel nets, each with its replicas
-        self._replicas: dict = collections.defaultdict(list)  # lists by context
         split = {id(p) for call in calls if call.splits_batch for p in call.parameters}
-        known = set()  # arrays; parameters may share them
+        self._values: list = []  # the parameters' arrays
+        self._summed: list = []  # parameters of parallel nets, with (array, gradient)s
+        self._accumulated: list = []  # gradients of these with grad_req="add"
+        # (array, gradient)s with grad_req="write" by context; each backward overwrites.
+        self._overwritten: dict = collections.defaultdict(list)
         parameters = dict.fromkeys(p for call in calls for p in call.parameters)
         for parameter, pairs in having_gradients(parameters):
-            is_overwritten = parameter.grad_req == "write"
-            replicas = [Replica(data, grad, is_overwritten) for data, grad in pairs]
-            for replica in replicas:
-                if id(replica.data) not in known:
-                    known.add(id(replica.data))
-                    self._replicas[replica.data.context].append(replica)
-            if id(parameter) in split and replicas[0].data.stype == "default":
-                self._summed.append((parameter, replicas))
+            is_summed = id(parameter) in split and pairs[0][0].stype == "default"
+            if is_summed:
+                self._summed.append((parameter, pairs))
+            for data, grad in pairs:
+                self._values.append(data)
+                if parameter.grad_req == "write":
+                    self._overwritten[data.context].append((data, grad))
+                elif is_summed:
+                    self._accumulated.append(grad)
 
     @contextmanager
     def adding(self, contexts: Iterable[mx.Context] | None = None) -> Iterator[None]:
         """Add one graph's gradients to earlier graphs' gradients, on some contexts."""
         saved = [
             (data, grad, grad.copy())
-            for context in (list(self._replicas) if contexts is None else contexts)
-            for data, grad, is_overwritten in self._replicas.get(context, ())
-            if is_overwritten and is_fresh(data)
+            for context in (list(self._overwritten) if contexts is None else contexts)
+            for data, grad in self._overwritten[context]
+            if is_fresh(data)
         ]
         for data, *_ in saved:
             mark_fresh([data], False)
@@ -176,43 +174,30 @@ class ParameterGradients:
         Other gradients keep their values and marks, also after a failure.
         With grad_req="add" the sum is added to the earlier value.
         """
-        replicas = sum(self._replicas.values(), [])
-        previous = [data for data, *_ in replicas if is_fresh(data)]
-        accumulated = [
-            (grad, grad.copy())
-            for _, replicas in self._summed
-            for _, grad, is_overwritten in replicas
-            if not is_overwritten
-        ]
-        for grad, _ in accumulated:
+        previous = list(filter(is_fresh, self._values))
+        earlier = [grad.copy() for grad in self._accumulated]
+        for grad in self._accumulated:
             grad[:] = 0
         mark_fresh(previous, False)
         try:
             yield
             self._sum()
         finally:
-            for grad, earlier in accumulated:
-                grad += earlier
+            for grad, value in zip(self._accumulated, earlier):
+                grad += value
             mark_fresh(previous)
 
     def _sum(self):
         """Write the sum over the devices that have a gradient to all devices."""
-        summed, dense = [], []
-        for parameter, replicas in self._summed:
-            parts = [grad for data, grad, _ in replicas if is_fresh(data)]
-            if not parts:
-                continue
-            summed.append((parameter, replicas, parts))
-            if parts[0].stype == "default":
-                dense.append(parts)
-            elif len(parts) > 1:
-                context = parts[0].context
-                copies = [grad.as_in_context(context) for grad in parts]
-                mx.nd.add_n(*copies).copyto(parts[0])
-        sum_into_first(dense)
-        for _, replicas, parts in summed:
-            for _, grad, _ in replicas:
-                if grad is not parts[0]:
-                    parts[0].copyto(grad)
-        mark_fresh(data for _, replicas, _ in summed for data, *_ in replicas)
-        set_summed((parameter for parameter, *_ in summed), True)
+        found = [
+            (parameter, pairs, [grad for data, grad in pairs if is_fresh(data)])
+            for parameter, pairs in self._summed
+        ]
+        found = [(p, pairs, parts) for p, pairs, parts in found if parts]
+        sum_into_first(parts for *_, parts in found)
+        for _, pairs, (total, *_) in found:
+            for _, grad in pairs:
+                if grad is not total:
+                    total.copyto(grad)
+        mark_fresh(data for _, pairs, _ in found for data, _ in pairs)
+        set_summed((parameter for parameter, *_ in found), True)

@@ -25,6 +25,7 @@ from ..arguments import (
     check_type,
     comma_list,
     pluralize,
+    short_repr,
 )
 from ..compat import Context
 from ..mxnet_private.arrays import draw_seed, set_seed, watch_seed
@@ -51,13 +52,12 @@ _thread = _Thread()
 class Worker:
     """A thread that runs calls in order while this object lives.
 
-    A daemon: a call that never ends does not keep the interpreter from exiting.
+    It is a daemon: a call that never ends does not keep the program from exiting.
     """
 
     def __init__(self, name: str) -> None:
         self._calls: Any = queue.SimpleQueue()
-        # Returns the latest call that was made while this thread was idle.
-        self.outermost_call = weakref.ref(Future())  # weak, because it holds the result
+        self.unfinished: set = set()  # the results of calls that have not ended
         threading.Thread(
             target=_serve, args=(self._calls,), name=name, daemon=True
         ).start()
@@ -73,9 +73,8 @@ class Worker:
         if own is self._calls:
             return function(*arguments)
         result: Future = Future()
-        outermost = self.outermost_call()
-        if outermost is None or outermost.done():
-            self.outermost_call = weakref.ref(result)
+        result.add_done_callback(self.unfinished.discard)
+        self.unfinished.add(result)
         self._calls.put((result, function, arguments))
         try:
             if own is not None:
@@ -118,11 +117,10 @@ class Workers:
         A thread whose call does not end within the timeout is not used again.
         """
         for key, worker in list(self._workers.items()):
-            call = worker.outermost_call()
-            if call is None or call.done() or key[0] != os.getpid():
-                continue
-            if wait([call], failures.lock_timeout()).not_done:
-                del self._workers[key]
+            calls = list(worker.unfinished)
+            if calls and key[0] == os.getpid():
+                if wait(calls, failures.lock_timeout()).not_done:
+                    del self._workers[key]
 
 
 # ---- Seeds. Each thread has random generators of its own.
@@ -267,14 +265,14 @@ class Devices:
             without its work. A second Ctrl-C interrupts at once, like an exception of
             `function`.
         """
-        for position, length in enumerate(_lengths(lists)):
-            if length != len(self):
-                fix = ". A net of make_parallel takes batches with fewer rows."
-                raise ValueError(
-                    f"list {position} must have one element for each of the "
-                    f"{pluralize(len(self), 'context')}, got {length}"
-                    f"{fix if length < len(self) else ''}"
-                )
+        lengths = _lengths(lists)
+        if lengths - {len(self)}:
+            raise ValueError(
+                "lists must have one element for each of the "
+                f"{pluralize(len(self), 'context')}, got lengths "
+                f"{comma_list(sorted(lengths))}. A net of make_parallel takes batches "
+                "with fewer rows."
+            )
         return self.map_first(function, *lists)
 
     def map_first(self, function: Callable, *lists: Sequence) -> list:
@@ -284,7 +282,7 @@ class Devices:
         raised if they differ in length, or have more elements than there are contexts.
         """
         check_type("function", function, Callable, "a function")
-        lengths = set(_lengths(lists))
+        lengths = _lengths(lists)
         if len(lengths) > 1 or max(lengths, default=0) > len(self.contexts):
             raise ValueError(
                 f"lists must have equal lengths of at most {len(self)}, got lengths "
@@ -341,14 +339,13 @@ def inside_map(contexts: Sequence[mx.Context] = ()) -> bool:
 
 
 def _lengths(lists):
-    """Return the length of each list, or raise TypeError."""
     for position, elements in enumerate(lists):
-        # An array without axes has no length.
-        has_length = getattr(elements, "shape", None) != ()
-        if not (has_length and isinstance(elements, _LISTS)):
-            expected = "a list with an element for each context"
-            check_type(f"list {position}", elements, (), expected)  # always raises
-    return list(map(len, lists))
+        if not isinstance(elements, _LISTS):
+            raise TypeError(
+                f"list {position} must be a list with an element for each context, got "
+                f"{short_repr(elements)}"
+            )
+    return set(map(len, lists))
 
 
 def _with_callers_state(function, contexts):

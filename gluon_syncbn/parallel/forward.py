@@ -26,10 +26,11 @@ from ..mxnet_private.blocks import (
     blocks_of,
     current_trace,
     forget_graph,
+    is_hybridized,
     is_traced,
     name_of,
 )
-from ..mxnet_private.graphs import count_scopes, next_operator, scope_number
+from ..mxnet_private.graphs import count_scopes, scope_number
 from ..mxnet_private.parameters import (
     collect_lent,
     contexts_of,
@@ -41,12 +42,7 @@ from ..native import failures, steps
 from ..native.failures import warn
 from .backward import replace_backward
 from .devices import Devices, OwnThreads, inside_map
-from .recorded_call import (
-    RecordedCall,
-    refuse_losses,
-    variables_on,
-    without_duplicates,
-)
+from .recorded_call import RecordedCall
 from .replicas import only_participants, unchanged
 from .shards import Shards, check_same_form, common_form, join_shards
 
@@ -56,7 +52,7 @@ class ForwardOnDevices(ForwardReplacement):
 
     def __init__(self, net: mx.gluon.Block) -> None:
         super().__init__(net)
-        # own_methods ignores a forward that only calls the class's.
+        # Conversion accepts a layer whose own forward only calls the class's forward.
         functions = self.replaced.values()
         self.calls_class = all(getattr(f, "calls_class", False) for f in functions)
         self._variables: dict = {}  # names of parameters' variables by context
@@ -77,7 +73,8 @@ class ForwardOnDevices(ForwardReplacement):
             replace_backward()
             failures.watch_process()
             call = RecordedCall(self.net, devices, shards, parameters)
-        outputs, leaves = zip(*devices.map_first(self._run, shards.arguments))
+        outputs = devices.map_first(self.run_replaced, *zip(*shards.arguments))
+        leaves = [flatten(output) for output in outputs]
         check(outputs, leaves)
         if call:
             joined = call.join(leaves, self._variables)
@@ -85,14 +82,6 @@ class ForwardOnDevices(ForwardReplacement):
             axis, (context, *_) = shards.axis, shards.contexts
             joined = [join_shards(column, axis, context) for column in zip(*leaves)]
         return rebuild(outputs[0], iter(joined))
-
-    def _run(self, args):
-        """Return the net's output on this thread's device, and its leaves."""
-        output = self.run_replaced(*args)
-        leaves = flatten(output)
-        if len(leaves) > 1 and autograd.is_recording():
-            leaves = without_duplicates(leaves)
-        return output, leaves
 
 
 # `_form_of_other_rows` must not use the random generators of the devices' threads.
@@ -114,7 +103,7 @@ class ParallelForward(ForwardOnDevices):
         self._settings = settings  # None if layers are not converted
         self._unconverted: set = set()  # names of layers that stay unsynchronized
         self._classes: dict = {}  # each block's class in the latest conversion
-        self._forms: dict = collections.defaultdict(set)  # {kind of call: forms}
+        self._forms: dict = collections.defaultdict(set)  # forms by kind of call
         self._latest_call = None, None
         self._has_checked_operators = self._has_warned_of_few_rows = False
         count_scopes()
@@ -140,7 +129,8 @@ class ParallelForward(ForwardOnDevices):
         rows, expected = shards.rows, None
         has_equal_rows = len(rows) > 1 and len(set(rows)) == 1
         if has_equal_rows and not known:
-            expected = self._form_of_other_rows(args, shards, parameters)
+            with autograd.pause(is_training):
+                expected = self._form_of_other_rows(args, shards, parameters)
         if is_training and not self._settings and max(rows) <= 2:
             self._warn_of_few_rows(max(rows))
 
@@ -173,14 +163,14 @@ class ParallelForward(ForwardOnDevices):
         shards = Shards.split(inputs, flatten(inputs), contexts, axis)
         summary = partial(type(self.net).summary, self.net)
         with autograd.pause():
-            self.devices.map_first(lambda args: summary(*args), shards.arguments)
+            self.devices.map_first(summary, *zip(*shards.arguments))
 
     def adopt_parameters(self, blocks: Sequence[mx.gluon.Block]) -> list:
         """Return the parameters of the net's blocks.
 
-        Raise ValueError if one is initialized on other contexts. Each call runs this,
-        because the net may have changed; Gluon's collect_params is as slow as pushing a
-        small net.
+        Raise ValueError if one is initialized on other contexts. The net may have
+        changed, so each call runs this. Gluon's collect_params would take as long as
+        queueing a small net.
         """
         contexts = self.devices.contexts
         all_parameters = [p for block in blocks for p in block.params.values()]
@@ -211,9 +201,19 @@ class ParallelForward(ForwardOnDevices):
         return self.run_replaced(*args)
 
     def _check_trace(self):
+        """Make a hybridized parent refuse to train, now and in later calls."""
         trace = current_trace()
-        if trace and trace.is_hybridized and autograd.is_training():
-            outer = name_of(trace.block)
+        if trace and is_hybridized(trace.block):
+            self._check_parent(trace.block)
+            trace.block.register_forward_pre_hook(self._check_parent)
+
+    def _check_parent(self, parent, _inputs=()):
+        contexts = self.devices.contexts
+        if is_parallel(parent) and parent.devices.contexts == contexts:
+            return  # it passes shards on
+        runs_graph = is_hybridized(parent) and not inside_map(contexts)
+        if runs_graph and is_parallel(self.net) and autograd.is_training():
+            outer = name_of(parent)
             raise RuntimeError(
                 f"{outer} is hybridized, and its graph would run the parallel net "
                 f"{name_of(self.net)} on one device. Call make_parallel with {outer} "
@@ -275,29 +275,28 @@ class ParallelForward(ForwardOnDevices):
         Return None if the net accepts no other number of rows, like GluonCV's R-CNN.
         """
         contexts, count = self.devices.contexts, 3 if shards.rows[0] == 2 else 2
-        first, is_training = contexts[:1], autograd.is_training()
+        first = contexts[:1]
         devices = _look_ahead_devices(tuple(contexts))
-        first_operator = next_operator() if autograd.is_recording() else None
 
-        def run(args):
+        def run(*args):
             try:
-                return self._run(args)
+                return self.run_replaced(*args)
             except Exception:  # noqa: BLE001
                 return None  # raising here would cancel pending work
 
         few = Shards.split(args, flatten(args), first, self.batch_axis, count)
         with ExitStack() as stack:
-            if is_training:
+            if autograd.is_training():
                 stack.enter_context(unchanged(parameters))
                 layers = synchronized_layers(self.net)
                 # Other ranks may have other numbers of rows, and not look ahead.
                 participants = only_participants(layers, first, is_isolated=True)
                 stack.enter_context(participants)
-            (found,) = devices.map_first(run, few.arguments)
+            (output,) = devices.map_first(run, *zip(*few.arguments))
             self.net.apply(forget_graph)  # static graphs keep the thread's generator
-        if first_operator is not None:
-            refuse_losses(self.net, first_operator, variables_on(first[0], parameters))
-        return found and common_form(*zip(found), few, needs_rows=False)
+        if output is None:
+            return None
+        return common_form([output], [flatten(output)], few, needs_rows=False)
 
 
 def is_parallel(net: Any) -> bool:

@@ -17,7 +17,7 @@ from ..arguments import (
     suggest_keywords,
 )
 from ..layer.synchronization import NONFINITE, Settings
-from ..mxnet_private.blocks import blocks_of, forget_graph
+from ..mxnet_private.blocks import blocks_of, forget_graph, forget_graphs_with
 from ..mxnet_private.parameters import (
     data_of,
     is_deferred,
@@ -153,6 +153,7 @@ def make_parallel(
     forward.adopt_parameters(blocks)
     forward.convert_layers(blocks)
     net.apply(forget_graph)
+    forget_graphs_with(net.collect_params().values())  # parents' graphs
     net.initialize = partial(_initialize, net, contexts)
     net.load_parameters = partial(_load_parameters, net, contexts)
     net.summary, net.devices = forward.summary, forward.devices

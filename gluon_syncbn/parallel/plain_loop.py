@@ -84,7 +84,7 @@ def _allow(net):
     forward = vars(net).get("forward")
     if not isinstance(forward, _LoopForward):
         forward = _LoopForward(net)
-        forward.install()  # hooks cannot replace outputs
+        forward.install()  # a hook could not replace the outputs
         # Static graphs keep resources of the thread that has called them first.
         net.apply(forget_graph)
     return forward
@@ -112,7 +112,7 @@ class _LoopForward(ForwardOnDevices):
 
     def __init__(self, net):
         super().__init__(net)
-        # convert_sync_batchnorm leaves it False: a program may have its own threads.
+        # False after conversion, because the program may have threads of its own.
         self.is_for_all_threads = False
         self._devices: dict = {}
         count_scopes()
@@ -149,11 +149,8 @@ class _LoopForward(ForwardOnDevices):
 
     def _contexts_of_net(self):
         """Return the contexts of the first parameter that has some."""
-        for block in blocks_of(self.net):
-            for parameter in block.params.values():
-                if contexts_of(parameter):
-                    return set(contexts_of(parameter))
-        return set()
+        parameters = (p for block in blocks_of(self.net) for p in block.params.values())
+        return set(next(filter(None, map(contexts_of, parameters)), ()))
 
     def _note_call(self, context):
         """Note a call; recover if the latest round was interrupted.

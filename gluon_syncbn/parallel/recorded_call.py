@@ -21,23 +21,22 @@ import mxnet as mx
 from mxnet import autograd
 
 from ..mxnet_private import graphs
-from ..mxnet_private.arrays import broadcast_add, flatten, to_context
+from ..mxnet_private.arrays import broadcast_add, flatten, identity, to_context
 from ..mxnet_private.blocks import blocks_of, name_of
-from ..mxnet_private.parameters import data_of, is_fresh, mark_fresh
+from ..mxnet_private.parameters import data_of
 from ..native import failures
 from ..native.steps import list_alive
 from .devices import Devices
 from .shards import Shards, join_shards
 
-_calls = weakref.WeakValueDictionary()  # {anchor_name: call}
+_calls = weakref.WeakValueDictionary()  # {id: call}, in order
 
 
 class Span(NamedTuple):
     """The operators that a net has recorded on devices during one call."""
 
     net: str
-    first: int
-    last: int
+    ends: list  # results of an operator before them and of one after them
     variables: set  # names of all variables that the devices' graphs may have
 
 
@@ -45,16 +44,7 @@ class Span(NamedTuple):
 _spans: Any = collections.deque(maxlen=100)
 
 
-def refuse_losses(net: mx.gluon.Block, first: int, variables: set) -> None:
-    """Refuse losses that depend on the operators from number `first` to now.
-
-    `variables` are the names of all variables that their graphs may have.
-    """
-    _spans.append(Span(name_of(net), first, graphs.next_operator(), variables))
-
-
 def any_recorded() -> bool:
-    """Return True if a loss may depend on a call or a span."""
     return bool(_calls or _spans)
 
 
@@ -66,7 +56,7 @@ def calls_behind(heads: Iterable) -> tuple[list[RecordedCall], set[str]]:
     names, found = graphs.variables_behind(heads), []
     _check_only_outputs(heads, names)
     for call in reversed(list_alive(_calls)):
-        if call.anchor_name in names:
+        if not names.isdisjoint(call.cut_leaves):
             found.append(call)
             names |= graphs.variables_behind(call.inputs)
     return found, names
@@ -77,7 +67,8 @@ def _check_only_outputs(heads, names):
     spans = [span for span in list(_spans) if not names.isdisjoint(span.variables)]
     numbers = graphs.operators_behind(heads) if spans else []
     for span in spans:
-        if any(span.first < number < span.last for number in numbers):
+        before, after = graphs.operators_behind(span.ends)
+        if any(before < number < after for number in numbers):
             raise ValueError(
                 f"the loss depends on an array that {span.net} computed on one device "
                 "and did not return, so the rows of other devices would not count. "
@@ -86,19 +77,7 @@ def _check_only_outputs(heads, names):
 
 
 class RecordedCall:
-    """A recorded call of a net on devices, alive as long as the caller's graph is.
-
-    Attributes
-    ----------
-    inputs : list of NDArray
-        Heads of the caller's graph before the call.
-    cut_leaves : dict of NDArray
-        Variables, by name, of the caller's graph after the call.
-    splits_batch : bool
-        False in a plain loop, whose caller has split the batch.
-    heads : list of NDArray
-        The devices' outputs that a backward has reached.
-    """
+    """A recorded call of a net on devices, alive as long as the caller's graph is."""
 
     def __init__(
         self,
@@ -109,57 +88,49 @@ class RecordedCall:
     ) -> None:
         self.parameters, self._net = parameters, net
         self._devices, self._shards = devices, shards
-        self.splits_batch = shards.axis is not None
-        self._anchor = mx.nd.zeros((1,), ctx=shards.contexts[0])
-        self._anchor.attach_grad("null")
-        (self.anchor_name,) = graphs.names_of([self._anchor])
-        self._first_operator = graphs.next_operator()
-        # Views, because a head of MXNet must not be a variable, nor occur twice.
-        arrays = [x.as_nd_ndarray() for x, *_ in shards.recorded]
-        self.inputs = [x.reshape(x.shape) for x in arrays]
+        self.splits_batch = shards.axis is not None  # False in a plain loop
+        self._begin = graphs.record_operator()
+        # Heads of the caller's graph before the call. They are views, because a head
+        # of MXNet must not be a variable, nor occur twice.
+        self.inputs = [x.reshape(x.shape) for x, *_ in shards.recorded]
         per_device = zip(*(column for _, column, _ in shards.recorded))
-        self._device_inputs = list(per_device) or [()] * len(shards.contexts)
-        self.cut_leaves: dict = {}
-        self.heads: list = []
+        named = [dict(zip(graphs.names_of(xs), xs)) for xs in per_device]
+        self._device_inputs = named or [{}] * len(shards.contexts)
+        self.cut_leaves: dict = {}  # variables of the caller's graph, by name
+        self.heads: list = []  # the devices' outputs that a backward has reached
 
-    def join(self, leaves: Sequence, known: dict) -> list:
+    def join(self, outputs: Sequence, known: dict) -> list:
         """Return the joined outputs, in the caller's graph, which keeps this object.
 
-        `leaves` are the outputs of each device. `known` caches the names of the
+        `outputs` has a list for each device. `known` caches the names of the
         parameters' variables by context.
         """
         axis, contexts = self._shards.axis, self._shards.contexts
-        columns = list(zip(*leaves))  # the shards of each output
-        self._device_outputs = list(zip(*columns))
-        places = zip(contexts, self._device_outputs, self._device_inputs)
-        variables = [self._check_variables(*place, known) for place in places]
+        if len(outputs[0]) > 1:
+            outputs = list(map(_without_duplicates, outputs))
+        self._device_outputs = outputs
+        places = zip(contexts, outputs, self._device_inputs)
+        are_trained = [self._check_variables(*place, known) for place in places]
         if len(contexts) > 1 or axis is None:
-            names = set().union(*known.values(), *(own for own, _ in variables))
-            refuse_losses(self._net, self._first_operator, names)
-        are_trained = [is_trained for _, is_trained in variables]
-        autograd.set_recording(False)
-        try:
-            cut = [self._cut(column, are_trained) for column in columns]
-        finally:
-            autograd.set_recording(True)
-        self._leaf_names = list(zip(*(names for names, _ in cut)))
-        return [
-            self._link(leaves, isinstance(column[0], mx.np.ndarray))
-            if any(names)
-            else join_shards(column, axis, contexts[0])
-            for column, (names, leaves) in zip(columns, cut)
-        ]
+            names = set().union(*known.values(), *self._device_inputs)
+            ends = [self._begin, graphs.record_operator()]
+            _spans.append(Span(name_of(self._net), ends, names))
+        joined = [self._join_output(shards, are_trained) for shards in zip(*outputs)]
+        self._leaf_names = list(zip(*(names for _, names in joined)))
+        return [output for output, _ in joined]
 
     def _check_variables(self, context, outputs, inputs, known):
-        """Return the names of a device's inputs, and True if its graph has variables.
+        """Return True if a device's graph has variables.
 
         Raise ValueError if a variable is neither an input nor a parameter of the net.
         """
         names = graphs.variables_behind(outputs)
-        own = set(graphs.names_of(inputs)) if inputs else set()
-        if context not in known or not names <= own | known[context]:
-            known[context] = variables_on(context, self.parameters)
-        foreign = names - own - known[context]
+        foreign = names - inputs.keys() - known.get(context, set())
+        if foreign or context not in known:
+            arrays = [data for p in self.parameters for data in data_of(p)]
+            here = [data for data in arrays if data.context == context]
+            known[context] = set(graphs.names_of(here))
+        foreign -= known[context]
         if foreign:
             raise ValueError(
                 f"{_holder_of(foreign, self._net)}, which {name_of(self._net)} reads, "
@@ -167,84 +138,78 @@ class RecordedCall:
                 "parameter of the net, so its gradient would be wrong. Pass the array "
                 "as an argument, or register the parameter."
             )
-        return own, bool(names)
+        return bool(names)
 
-    def _cut(self, column, are_trained):
-        """Return the names of an output's leaves in the caller's graph, and the leaves.
+    def _join_output(self, shards, are_trained):
+        """Return the joined shards of an output, and the names of their cut leaves.
 
-        A constant has no name.
+        A shard that is a constant has no name.
         """
-        if not isinstance(column[0], mx.nd.NDArray):
-            return [None] * len(column), column
-        context = self._shards.contexts[0]
-        detached = [shard.detach().as_nd_ndarray() for shard in column]
+        axis, context = self._shards.axis, self._shards.contexts[0]
+        pairs = zip(are_trained, graphs.names_of(shards))
+        are_variables = [is_trained and bool(name) for is_trained, name in pairs]
+        if not any(are_variables):
+            return join_shards(shards, axis, context), [None] * len(shards)
+        detached = [shard.detach().as_nd_ndarray() for shard in shards]
         leaves = [to_context(leaf, context) for leaf in detached]
-        recorded = zip(are_trained, graphs.names_of(column))
-        are_variables = [
-            is_trained and name is not None for is_trained, name in recorded
-        ]
         variables = list(compress(leaves, are_variables))
         gradients = [mx.nd.empty(x.shape, context, x.dtype) for x in variables]
         autograd.mark_variables(variables, gradients)
         names = graphs.names_of(leaves)
         self.cut_leaves.update((n, x) for n, x in zip(names, leaves) if n)
-        return names, leaves
-
-    def _link(self, leaves, is_np):
-        """Join an output's leaves in a graph that keeps this object."""
-        context = self._shards.contexts[0]
+        # The caller's graph keeps this object by a function that it contains.
         failures.contexts_of_functions.add(context)
-        _calls[self.anchor_name] = self
-        *others, last = leaves
-        last = broadcast_add(last, _GraphLifetime(self, last)(self._anchor))
-        joined = join_shards([*others, last], self._shards.axis, context)
-        return joined.as_np_ndarray() if is_np else joined
+        _calls[id(self)] = self
+        zero = mx.nd.zeros((1,) * leaves[0].ndim, context, leaves[0].dtype)
+        zero.attach_grad("null")  # MXNet records the function, but not its backward
+        leaves[0] = broadcast_add(leaves[0], _GraphLifetime(self)(zero))
+        output = join_shards(leaves, axis, context)
+        is_np = isinstance(shards[0], mx.np.ndarray)
+        return output.as_np_ndarray() if is_np else output, names
 
     def backward(
         self, cut_gradients: dict, adding: Callable, train_mode: bool
-    ) -> list[mx.nd.NDArray]:
+    ) -> tuple[list, list]:
         """Run backward through the devices' graphs, each in its thread.
 
         `cut_gradients` are the gradients, by name, of the cut leaves that a backward
-        has reached. Return the gradients of `inputs`.
+        has reached. Return the `inputs` that it reaches here, and their gradients.
         """
 
         def backward_on(context, outputs, names, inputs):
             reached = [k for k, name in enumerate(names) if name in cut_gradients]
             heads = [outputs[k] for k in reached]
-            if not graphs.variables_behind(heads):
-                return [], [mx.nd.zeros_like(x.as_nd_ndarray()) for x in inputs]
+            variables = graphs.variables_behind(heads)
+            if not variables:
+                return [], [None] * len(inputs)
             dys = [to_context(cut_gradients[names[k]], context) for k in reached]
             with adding([context]):
-                dxs = write_gradients(heads, dys, inputs, train_mode)
-            # Another call may have the same shards, and write to their gradients.
-            return heads, [dx.copy() for dx in dxs]
+                graphs.differentiate(heads, dys, (), True, train_mode)
+            dxs = [x.grad if name in variables else None for name, x in inputs.items()]
+            return heads, dxs
 
         arguments = self._device_outputs, self._leaf_names, self._device_inputs
         found = self._devices.map_first(backward_on, self._shards.contexts, *arguments)
-        for heads, _ in found:
-            self.heads += heads
-        columns = zip(*(dxs for _, dxs in found))
-        return [
-            join_shards(column, axis, x.context)
-            for column, (x, _, axis) in zip(columns, self._shards.recorded)
-        ]
+        self.heads += sum((heads for heads, _ in found), [])
+        recorded, columns = self._shards.recorded, zip(*(dxs for _, dxs in found))
+        inputs, gradients = [], []
+        for x, (_, shards, axis), dxs in zip(self.inputs, recorded, columns):
+            if any(dx is not None for dx in dxs):
+                pairs = zip(dxs, shards)
+                filled = [mx.nd.zeros_like(y) if dx is None else dx for dx, y in pairs]
+                inputs.append(x)
+                gradients.append(join_shards(filled, axis, x.context))
+        return inputs, gradients
 
     def release(self) -> None:
         """Drop the devices' graphs."""
         self._device_outputs = self._device_inputs = self.heads = self.inputs = []
         self.cut_leaves = {}
         del self._shards
-        _calls.pop(self.anchor_name, None)
+        _calls.pop(id(self), None)
 
 
-def variables_on(context: mx.Context, parameters: Iterable) -> set[str | None]:
-    """Return the names of the parameters' variables on a context."""
-    arrays = [data for parameter in parameters for data in data_of(parameter)]
-    return set(graphs.names_of(data for data in arrays if data.context == context))
-
-
-def without_duplicates(leaves: list) -> list:
+def _without_duplicates(leaves):
     """Return a net's outputs, with views in place of duplicate recorded arrays.
 
     MXNet would keep only one gradient of a head that it gets twice.
@@ -272,31 +237,11 @@ def _holder_of(names, net):
 
 
 class _GraphLifetime(autograd.Function):
-    """A zero to add to a leaf. Its graph keeps this function, and so the call."""
+    """A copy whose graph keeps this function, and so the call."""
 
-    def __init__(self, call, leaf):
+    def __init__(self, call):
         super().__init__()
         self._call = call
-        self._zero = (1,) * leaf.ndim, leaf.context, leaf.dtype
 
-    def forward(self, anchor):
-        return mx.nd.zeros(*self._zero)
-
-
-def write_gradients(
-    heads: Sequence, gradients: Sequence, variables: Sequence, train_mode: bool
-) -> list[Any]:
-    """Write all gradients of a graph, which is retained.
-
-    Return the gradients of `variables`, zeros if the heads do not depend on them.
-    `graphs.differentiate` with variables would write no other gradients.
-    """
-    if variables:
-        mark_fresh(variables, False)
-    graphs.differentiate(heads, gradients, (), True, train_mode)
-    for variable in variables:
-        if not is_fresh(variable):
-            with autograd.pause():
-                variable.grad[:] = 0
-            mark_fresh([variable])
-    return [variable.grad for variable in variables]
+    def forward(self, zero):
+        return identity(zero)

@@ -1,4 +1,4 @@
-"""Running statistics during a call: restored after it, or computed by some devices."""
+"""Restore running statistics after a call, or make some devices compute them."""
 
 from __future__ import annotations
 
@@ -53,8 +53,7 @@ def only_participants(
         try:
             mx.nd.waitall()
             for layer in layers:
-                _set_participants(layer, contexts)
-                layer._sync.isolate(is_isolated)
+                _set_participants(layer, contexts, is_isolated)
             yield
         finally:
             try:
@@ -62,14 +61,14 @@ def only_participants(
             finally:
                 # Also after a failure: other layers may have finished their step.
                 for layer in layers:
-                    _set_participants(layer, [])
-                    layer._sync.isolate(False)
+                    _set_participants(layer, [], False)
                 for layer in layers:
                     _copy_running_statistics(layer, contexts)
 
 
-def _set_participants(layer, contexts):
+def _set_participants(layer, contexts, is_isolated):
     load().gluon_syncbn_set_participants(layer.key, " ".join(map(str, contexts)))
+    layer._sync.isolate(is_isolated)
 
 
 def _copy_running_statistics(layer, contexts):

@@ -26,26 +26,15 @@ _FIX = "Return one value per row, also from a loss inside the net."
 
 @dataclass(frozen=True)
 class Shards:
-    """The arguments of a call for each device that takes part in it.
-
-    Attributes
-    ----------
-    arguments : list
-        The arguments of each device's call.
-    recorded : list of (NDArray, list of NDArray, int or None)
-        Each input that depends on a variable, its shards, which have gradients, and the
-        axis to join the shards along. Shards without an axis are copies.
-    axis : int or None
-        The axis of the rows; None in a plain loop, whose caller has split the batch.
-    rows : list of int
-        The number of rows of each device.
-    """
+    """The arguments of a call for each device that takes part in it."""
 
     contexts: Sequence[mx.Context]
-    arguments: list
+    arguments: list  # one list for each context
+    # Each input that depends on a variable, its shards, which have gradients, and the
+    # axis to join the shards along, or None if they are copies. All arrays are mx.nd's.
     recorded: list
-    axis: int | None = None
-    rows: Sequence[int] = ()
+    axis: int | None = None  # None in a plain loop, whose caller has split the batch
+    rows: Sequence[int] = ()  # the number of rows on each context
 
     @classmethod
     def as_is(cls, args: Sequence, context: mx.Context) -> Shards:
@@ -54,8 +43,7 @@ class Shards:
         for k, leaf in enumerate(leaves):
             if autograd.is_recording() and variables_behind([leaf]):
                 leaves[k] = leaf.detach()
-                leaves[k].attach_grad()
-                recorded.append((leaf, [leaves[k]], None))
+                recorded.append(_recorded(leaf, [leaves[k]], None))
         return cls([context], [rebuild(list(args), iter(leaves))], recorded)
 
     @classmethod
@@ -86,18 +74,22 @@ class Shards:
                 check_array(leaf)
                 column = split_rows(leaf, contexts, axis, bounds)
             elif isinstance(leaf, mx.nd.NDArray):
-                with autograd.pause():
-                    column = [to_context(leaf.copy(), context) for context in contexts]
+                column = [leaf.detach().copyto(context) for context in contexts]
             else:
                 column = [leaf] * len(contexts)
             columns.append(column)
             if autograd.is_recording() and variables_behind([leaf]):
-                for shard in column:
-                    shard.attach_grad()
-                recorded.append((leaf, column, axis if is_split else None))
+                recorded.append(_recorded(leaf, column, axis if is_split else None))
         arguments = [rebuild(list(args), iter(row)) for row in zip(*columns)]
         rows = [end - begin for begin, end in bounds]
         return cls(contexts, arguments, recorded, axis, rows)
+
+
+def _recorded(leaf, shards, axis):
+    """Attach gradients to the shards of an input; return an item of Shards.recorded."""
+    for shard in shards:
+        shard.attach_grad()
+    return leaf.as_nd_ndarray(), [shard.as_nd_ndarray() for shard in shards], axis
 
 
 def share_bounds(rows: int, count: int) -> list[tuple[int, int]]:
@@ -115,15 +107,13 @@ def split_rows(
 ) -> list[mx.nd.NDArray]:
     """Return the rows (begin, end) of a batch on each context, not recorded."""
     shards, index = [], [slice(None)] * batch.ndim
-    is_recording = autograd.set_recording(False)
-    try:
-        for context, (begin, end) in zip(contexts, bounds):
-            index[batch_axis] = slice(begin, end)
-            shard = batch[tuple(index)]
-            is_array = isinstance(shard, mx.nd.NDArray)
-            shards.append((to_context if is_array else array_of)(shard, context))
-    finally:
-        autograd.set_recording(is_recording)
+    is_array = isinstance(batch, mx.nd.NDArray)
+    rows: Any = batch
+    rows = rows.detach() if is_array else rows
+    for context, (begin, end) in zip(contexts, bounds):
+        index[batch_axis] = slice(begin, end)
+        shard = rows[tuple(index)]
+        shards.append((to_context if is_array else array_of)(shard, context))
     return shards
 
 
@@ -137,10 +127,9 @@ def join_shards(shards: Sequence, axis: int | None, context: mx.Context) -> Any:
     arrays = [x if x.context == context else to_context(x, context) for x in shards]
     if len(arrays) == 1:
         return arrays[0]
-    is_np = isinstance(arrays[0], mx.np.ndarray)
     if axis is None:
-        whole = add_n(*(array.as_nd_ndarray() for array in arrays))
-        return whole.as_np_ndarray() if is_np else whole
+        return add_n(*arrays)
+    is_np = isinstance(arrays[0], mx.np.ndarray)
     return mx.np.concatenate(arrays, axis) if is_np else concat(*arrays, dim=axis)
 
 
@@ -163,9 +152,8 @@ def check_array(batch: Any) -> None:
 def _check_no_shards(args, contexts):
     """Raise TypeError for the result of split_and_load."""
     for arg in args:
-        if not isinstance(arg, (list, tuple)) or len(contexts) < 2:
-            continue
-        if list(contexts) == [getattr(x, "context", None) for x in arg]:
+        is_list = isinstance(arg, (list, tuple)) and len(contexts) > 1
+        if is_list and list(contexts) == [getattr(x, "context", None) for x in arg]:
             raise TypeError(
                 "an argument of a parallel net must be the whole batch, got a list of "
                 f"shards, one on each of {comma_list(contexts)}. Pass the batch "
