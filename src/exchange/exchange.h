@@ -1,11 +1,9 @@
 // One exchange: all devices of a layer contribute numbers, and all receive the reduced numbers.
-// table.h defines how an exchange goes on and ends.
+// table.h defines how an exchange begins and ends.
 //
-// The places of an exchange make a tree. Each rank has its devices as leaves, and reduces the parts
-// of its devices and child ranks in the order of ranks and devices. It sends the result to its
-// parent; the root answers to all. Up to 32 ranks are a star around the first one. More ranks are
-// stars of 32 neighbours each, whose first ranks are again such stars. So a subtree is an interval
-// of ranks, and a result never depends on the order of arrival.
+// The ranks form a star. Each rank reduces the numbers of its devices. The lowest rank is the root:
+// the others, its leaves, send it their result, and it answers all of them. Devices and ranks are
+// reduced in ascending order, so a result never depends on the order of arrival.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -26,16 +24,16 @@ using Numbers = std::vector<double>;
 
 enum class Phase : int32_t { kForward, kBackward, kCall };  // kCall: a named call of the program
 
-// The numbers are a sum's terms, or (count, mean[C], m2[C]).
+// The numbers are the terms of sums, or moments: (count, mean[C], m2[C]).
 enum class Operation : int32_t { kSum, kMoments };
 
-// All contributions to an exchange have its key. Exchanges match by key, never by their order, so a
-// layer can have several exchanges in flight. Each key is used once.
+// Identifies an exchange on all devices and ranks. Each key is used once. Contributions match by
+// key, never by order, so a layer can have several pending exchanges.
 struct Key {
   bool is_local = false;  // no other rank takes part or sees the key
-  std::string layer;      // the layer's or a call's name, equal on all ranks
+  std::string layer;      // the name of the layer or call, equal on all ranks
   Phase phase = Phase::kForward;
-  int64_t call = 0;    // the number of the forward call, which its backward calls have too
+  int64_t call = 0;    // the number of the forward call; its backward calls have the same number
   int64_t repeat = 0;  // how many backward calls of this forward call came before
 
   std::string Title() const;  // "SyncBatchNorm 'norm0', forward"
@@ -46,14 +44,14 @@ inline bool operator<(const Key& a, const Key& b) {
          std::tie(b.is_local, b.call, b.phase, b.repeat, b.layer);
 }
 
-// The properties that must be equal at all places.
+// The properties that must be equal on all devices and ranks.
 struct Signature {
   Operation operation = Operation::kSum;
   DType dtype = DType::kFloat32;
   int64_t channels = 0;
   int64_t axis = 0;
   double epsilon = 0;
-  std::string text;  // describes a call, which has no other field
+  std::string text;  // only for a call of the program, which has no other property
 };
 
 inline bool operator==(const Signature& a, const Signature& b) {
@@ -61,7 +59,7 @@ inline bool operator==(const Signature& a, const Signature& b) {
          std::tie(b.operation, b.dtype, b.channels, b.axis, b.epsilon, b.text);
 }
 
-// A device of this rank, or a child rank. Parts are reduced in the order of their places.
+// A device of this rank, or a leaf.
 struct Place {
   int rank = 0;
   Device device{};
@@ -74,48 +72,35 @@ inline bool operator<(const Place& a, const Place& b) {
 // The contribution of a place.
 struct Part {
   Numbers numbers;
-  std::vector<int64_t> shape{};  // the device's data has this shape; errors show it
+  std::vector<int64_t> shape{};  // the shape of the device's data, for errors
 };
-
-// A rank, and how many ranks it sends for.
-struct Subtree {
-  int rank, size;
-};
-
-// The place of a rank in the tree over `ranks`, which contain it.
-struct Position {
-  int parent = -1;  // none at the root
-  int depth = 0;    // the number of ranks above it
-  int height = 0;   // levels of the whole tree, without the root
-  std::vector<Subtree> children{};
-};
-Position PositionOf(int rank, const std::vector<int>& ranks);
 
 struct Members;  // table.h
 
-// An exchange as this rank sees it. Its table guards it with a mutex, except `over`, which waiting
-// threads poll.
+// The state of an exchange on this rank. The mutex of its table guards it, except `over`, which
+// waiting threads poll.
 struct Exchange {
   Key key;
   Signature signature;
-  std::vector<int> ranks;  // ascending; empty for this process alone
-  Position position;
-  Place first;  // the first device here, or the first rank while no device has arrived
+  std::vector<int> ranks;   // ascending; empty if only this process takes part
+  int root = -1;            // only on a leaf: the rank that receives this rank's numbers
+  std::vector<int> leaves;  // only on the root: all other ranks
+  Place first;              // the first device here, or the first leaf while no device has arrived
   std::map<Place, Part> parts;
-  Members* members = nullptr;  // null for a call of the program, or while no device is here
-  size_t devices = 0;          // how many must arrive here; 0 while none has
+  Members* members = nullptr;  // null for a call of the program, or while no device has arrived
+  size_t devices = 0;          // the number that must arrive here; 0 while none has arrived
   size_t arrived = 0;
-  Time start;                  // the first device's arrival
-  std::optional<size_t> sent;  // how many numbers the parent has received
+  Time start;                  // when the first device arrived
+  std::optional<size_t> sent;  // how many numbers the root has received from this leaf
   std::atomic<bool> over{false};
   std::condition_variable changed;
   Numbers result;
   std::string error;  // empty if there is a result
 
   bool AllDevicesAreHere() const { return devices > 0 && arrived == devices; }
-  // Return the children whose part is missing, or the parent if its answer is.
-  std::vector<Subtree> Missing() const;
-  // Reduce the parts in their order, and clear them. Throws Error if they do not fit.
+  // Returns the ranks whose message is missing: on a leaf the root, else the leaves without a part.
+  std::vector<int> MissingRanks() const;
+  // Reduces the parts in order, and clears them. Throws Error if their sizes do not fit.
   Numbers Reduce();
 };
 

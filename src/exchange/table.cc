@@ -151,7 +151,12 @@ Table::Shared Table::Find(const Key& key, const Terms& terms) {
     exchange->signature = terms.signature;
     exchange->ranks = terms.ranks;
     exchange->first = terms.place;
-    if (!terms.ranks.empty()) exchange->position = PositionOf(peers_.rank(), terms.ranks);
+    const std::vector<int>& ranks = terms.ranks;
+    if (!ranks.empty() && ranks.front() != peers_.rank()) {
+      exchange->root = ranks.front();
+    } else if (!ranks.empty()) {
+      exchange->leaves.assign(ranks.begin() + 1, ranks.end());
+    }
     return exchanges_[key] = exchange;
   }
   const Shared& exchange = is_over ? CallsOf(key).latest : found->second;
@@ -169,9 +174,11 @@ Table::Shared Table::Find(const Key& key, const Terms& terms) {
 bool Table::IsOver(Lock* lock, const Waiting& waiting, Time now) {
   const Exchange& exchange = *waiting.exchange;
   const auto is_late = [&](Time deadline) {
-    // The last device waits for other ranks, and the others wait for that one.
+    // Once all devices have arrived, only the last one waits for ranks, and the others wait for it.
     const bool waits = waiting.is_last || !exchange.AllDevicesAreHere();
-    return !exchange.over && waits && now >= deadline && now >= deadline + Patience(exchange);
+    // The root's error names the missing ranks, so leaves wait longer than the root.
+    if (exchange.sent) deadline += std::chrono::seconds(1);
+    return !exchange.over && waits && now >= deadline;
   };
   const bool gives_notice = !notice_given_ && !exchange.AllDevicesAreHere() &&
                             !is_late(waiting.deadline) && is_late(waiting.start + kNotice);
@@ -189,17 +196,6 @@ bool Table::IsOver(Lock* lock, const Waiting& waiting, Time now) {
   }
   FailLocked(text, !exchange.key.is_local);
   return true;
-}
-
-// A rank waits longer if another rank can name who is missing.
-Duration Table::Patience(const Exchange& exchange) const {
-  const Position& position = exchange.position;
-  if (exchange.sent) return std::chrono::seconds(position.height + position.depth - 1);
-  const std::vector<Subtree> missing = exchange.Missing();
-  const bool is_known = !exchange.AllDevicesAreHere() ||
-                        std::any_of(missing.begin(), missing.end(),
-                                    [](const Subtree& child) { return child.size == 1; });
-  return std::chrono::seconds(is_known ? 0 : position.height - 1 - position.depth);
 }
 
 std::string Table::MissingReport(const Waiting& waiting, double seconds,
@@ -250,38 +246,34 @@ void Table::Handle(int from, Message message) {
   if (message.kind == MessageKind::kPart) {
     latest_[from] = message.key;
     const Shared exchange = Find(message.key, {{from}, message.signature, message.ranks, 0});
-    CheckPart(*exchange, from);
-    exchange->parts[{from}].numbers = std::move(message.numbers);
+    if (!exchange->parts.emplace(Place{from}, Part{std::move(message.numbers)}).second) Refuse();
     return Advance(exchange);
   }
   const auto found = exchanges_.find(message.key);
-  CheckResult(found == exchanges_.end() ? nullptr : found->second.get(), from, message);
+  const bool is_awaited = found != exchanges_.end() && found->second->root == from &&
+                          found->second->sent == message.numbers.size();
+  if (!is_awaited) Refuse();
   Finish(found->second, std::move(message.numbers));
 }
 
-// Reduce and send the result on if all parts are here.
+// Reduces the parts if all are here. A leaf sends the result to the root.
 void Table::Advance(const Shared& exchange) {
-  const Position& position = exchange->position;
-  const size_t awaited = exchange->devices + position.children.size();
+  const size_t awaited = exchange->devices + exchange->leaves.size();
   if (exchange->AllDevicesAreHere() && exchange->parts.size() == awaited) {
     Numbers reduced = exchange->Reduce();
-    if (position.parent < 0) return Finish(exchange, std::move(reduced));
+    if (exchange->root < 0) return Finish(exchange, std::move(reduced));
     exchange->sent = reduced.size();
     const bool are_all = exchange->ranks.size() == static_cast<size_t>(peers_.size());
-    peers_.Send(position.parent,
-                {MessageKind::kPart, exchange->key, exchange->signature,
-                 are_all ? std::vector<int>() : exchange->ranks, std::move(reduced)});
+    peers_.Send(exchange->root, {MessageKind::kPart, exchange->key, exchange->signature,
+                                 are_all ? std::vector<int>() : exchange->ranks, reduced});
   }
   CheckLeft(*exchange);
 }
 
 void Table::Finish(const Shared& exchange, Numbers result) {
-  Message answer;
-  answer.kind = MessageKind::kResult;
-  answer.key = exchange->key;
-  answer.numbers = result;
-  for (const Subtree& child : exchange->position.children) peers_.Send(child.rank, answer);
-  exchange->result = std::move(result);
+  Message answer{MessageKind::kResult, exchange->key, {}, {}, std::move(result)};
+  for (const int leaf : exchange->leaves) peers_.Send(leaf, answer);
+  exchange->result = std::move(answer.numbers);
   End(exchange, "");
 }
 
@@ -383,11 +375,9 @@ void Table::Connect(std::unique_ptr<Transport> transport) {
 // A rank that has left sends no part, and no result.
 void Table::CheckLeft(const Exchange& exchange) {
   if (exchange.key.is_local || exchange.arrived == 0) return;
-  std::vector<Subtree> needed = exchange.Missing();
-  needed.push_back({exchange.position.parent, 0});
-  for (const Subtree& other : needed) {
-    if (!peers_.HasLeft(other.rank)) continue;
-    throw Error(Concat(exchange.key.Title(), ": rank ", other.rank,
+  for (const int rank : exchange.MissingRanks()) {
+    if (!peers_.HasLeft(rank)) continue;
+    throw Error(Concat(exchange.key.Title(), ": rank ", rank,
                        " has left: its program has ended or called ", kShutdown,
                        ", so this exchange cannot complete."));
   }
