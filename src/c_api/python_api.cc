@@ -110,7 +110,7 @@ SYNCBN_EXPORT(int, gluon_syncbn_collect, const char* key, int starts) {
 // Writes the first `size` collected numbers. Returns their total number, or -1 after an error.
 SYNCBN_EXPORT(int64_t, gluon_syncbn_collected, const char* key, double* numbers, int64_t size) {
   return CatchAll(int64_t{-1}, [&] {
-    const std::vector<double> found = FindLayer(key)->collected.Numbers();
+    const syncbn::Numbers found = FindLayer(key)->collected.Total();
     const int64_t total = static_cast<int64_t>(found.size());
     std::copy_n(found.begin(), std::min(size, total), numbers);
     return total;

@@ -13,9 +13,10 @@ struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// An error of one device; the operator adds the names of the layer and the device.
-struct DeviceError : Error {
-  using Error::Error;
+// An error on one device. The operator adds the names of the layer and the device, and reports it
+// to the other devices as an Error.
+struct DeviceError : std::runtime_error {
+  using std::runtime_error::runtime_error;
 };
 
 template <typename... Parts>

@@ -14,6 +14,8 @@ void Add(const Numbers& from, Numbers* to) {
   for (size_t i = 0; i < from.size(); ++i) (*to)[i] += from[i];
 }
 
+}  // namespace
+
 void MergeMoments(const Numbers& from, Numbers* to) {
   Numbers& all = *to;
   const size_t channels = all.size() / 2;
@@ -25,8 +27,6 @@ void MergeMoments(const Numbers& from, Numbers* to) {
   }
   all[0] += from[0];
 }
-
-}  // namespace
 
 std::string Key::Title() const {
   if (phase == Phase::kCall) return layer;

@@ -27,6 +27,9 @@ enum class Phase : int32_t { kForward, kBackward, kCall };  // kCall: a named ca
 // The numbers are the terms of sums, or moments: (count, mean[C], m2[C]).
 enum class Operation : int32_t { kSum, kMoments };
 
+// Merges moments into `to`.
+void MergeMoments(const Numbers& from, Numbers* to);
+
 // Identifies an exchange on all devices and ranks. Each key is used once. Contributions match by
 // key, never by order, so a layer can have several pending exchanges.
 struct Key {

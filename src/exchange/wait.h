@@ -41,7 +41,7 @@ class Pause {
 
   // Releases the mutex for one pause, which ends early at a `deadline` in the future, or when
   // `changed` is notified of `over`. Returns how long the process was stopped (Ctrl-Z, a debugger,
-  // a suspended job). The caller extends its deadline by that time, in which no device could arrive.
+  // a suspended job). The caller extends its deadline by that time.
   Duration operator()(std::unique_lock<std::mutex>* lock, const std::atomic<bool>& over,
                       std::condition_variable* changed, Time deadline) {
     const Time now = Clock::now();

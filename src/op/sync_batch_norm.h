@@ -23,11 +23,6 @@ struct ForwardTensors {
   Tensor rows = {};
 };
 
-// Per-channel sums of a shard or of the whole batch.
-struct GradientSums {
-  std::vector<double> dz, dz_xmu;
-};
-
 struct Gradients {
   WriteMode dx_mode, dgamma_mode, dbeta_mode;
   Tensor dx, dgamma, dbeta;
@@ -45,7 +40,7 @@ class SyncBatchNorm {
   // Returns true if backward reads y instead of x.
   bool IsFromOutput() const { return options_.from_output; }
 
-  // Returns true if a forward call uses the statistics of the batch instead of the running ones: in
+  // Returns true if a forward call uses the statistics of the batch, not the running ones: in
   // training, or while the layer collects moments.
   bool UsesBatch(bool training) const;
 
@@ -78,22 +73,20 @@ class SyncBatchNorm {
   void Normalize(const Layout& layout, const ForwardTensors& tensors, const ForwardState& state);
   void UpdateOrCollect(const Ticket& ticket, const BatchMoments& batch,
                        const ForwardTensors& tensors);
-  // Raises an error on all devices if moments are not finite and the options say so. `detail` ends
-  // the error's text.
+  // Raises an error on all devices if the options say so and moments are not finite. `whose` and
+  // `detail` are parts of the error's text.
   void CheckFinite(const BatchMoments& moments, const std::string& whose, const std::string& detail,
                    const ForwardTensors& tensors);
   int64_t ValidRows(const Layout& layout, const Tensor& rows) const;
   void KeepInputIfNeeded(const Layout& layout, const ForwardTensors& tensors, ForwardState* state);
 
-  BatchMoments Merge(const Tensor& x, const BatchMoments& own, Ticket* ticket);
-  GradientSums Add(const Tensor& saved, const GradientSums& own, Ticket* ticket, int64_t repeat);
-  Numbers AllReduce(Phase phase, const Tensor& x, Operation operation, int64_t repeat, Numbers own,
-                    Ticket* ticket);
+  // Reduces moments in forward, and adds sums in backward. `x` has the shape and dtype of the data.
+  Numbers AllReduce(Phase phase, const Tensor& x, int64_t repeat, Numbers own, Ticket* ticket);
   // Fails all present and later waits with this text, also on other ranks if they may wait.
   [[noreturn]] void Fail(const std::string& text);
 
   PassInput InputOf(const Layout& layout, const Tensor& dy, const Tensor& saved) const;
-  void WriteParameterGradients(const GradientSums& sums, const Gradients& out);
+  void WriteParameterGradients(const Numbers& sums, const Gradients& out);
 
   // Calls body(layout) between the backend's Begin and Finish.
   template <typename Body>

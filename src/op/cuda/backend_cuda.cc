@@ -243,10 +243,10 @@ class CudaBackend : public Backend {
     return std::vector<double>(values, values + channels_);
   }
 
-  void Write(const std::vector<double>& values, WriteMode mode, const Tensor& vector) override {
+  void Write(const double* values, WriteMode mode, const Tensor& vector) override {
     if (mode == WriteMode::kNull) return;
-    queued_.push_back({Pin(values.data(), channels_), vector.data, channels_, true,
-                       IsDouble(vector), mode == WriteMode::kAdd});
+    queued_.push_back({Pin(values, channels_), vector.data, channels_, true, IsDouble(vector),
+                       mode == WriteMode::kAdd});
   }
 
   void LocalMoments(const ReductionPass& pass) override {
