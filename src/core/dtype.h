@@ -5,7 +5,7 @@
 
 namespace syncbn {
 
-// The numbers equal MXNet's (mshadow type flags), so no conversion is needed.
+// The values are MXNet's own (mshadow type flags).
 enum class DType : int { kFloat32 = 0, kFloat64 = 1, kFloat16 = 2 };
 
 inline bool IsSupported(int flag) { return flag == 0 || flag == 1 || flag == 2; }
@@ -19,7 +19,7 @@ inline size_t SizeOf(DType dtype) {
   return 0;
 }
 
-// The name of any dtype of MXNet, including dtypes that the layer does not support.
+// `flag` may also be a dtype of MXNet that the layer does not support.
 inline std::string NameOfFlag(int flag) {
   static const char* const names[] = {"float32", "float64", "float16", "uint8", "int32",
                                       "int8",    "int64",   "bool",    "int16", "uint16",

@@ -1,5 +1,4 @@
-// The exception types of the library, and functions that build their texts. Only mxnet/ converts
-// them to MXNet's own error.
+// The exception types of the library, and functions that build texts.
 #pragma once
 #include <cstdint>
 #include <sstream>

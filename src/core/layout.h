@@ -1,5 +1,5 @@
-// The shape of a tensor as the layer sees it: (outer, channels, inner), row major. NCHW with axis 1
-// is (N, C, H*W); NHWC with axis 3 is (N*H*W, C, 1).
+// The shape of a tensor for the layer: (outer, channels, inner), row major. NCHW with axis 1 is
+// (N, C, H*W); NHWC with axis 3 is (N*H*W, C, 1).
 #pragma once
 #include <cstdint>
 

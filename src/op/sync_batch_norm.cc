@@ -15,7 +15,6 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/moments.h"
 
 namespace syncbn {
 namespace {
@@ -40,7 +39,8 @@ double SmallestSpread(DType dtype) {
 // it to zero.
 bool CanReconstruct(const std::vector<double>& spread, const std::vector<double>& beta,
                     const Activation& activation, DType dtype) {
-  constexpr double kMaxShift = 8;  // limits |beta| / spread, and so the error u |beta| to 8 u spreads
+  constexpr double kMaxShift =
+      8;  // limits |beta| / spread, and so the error u |beta| to 8 u spreads
   const bool has_slope = activation.function != Function::kIdentity;
   const double min = SmallestSpread(dtype) / (has_slope ? std::min(1.0, activation.slope) : 1.0);
   for (size_t c = 0; c < spread.size(); ++c) {
@@ -129,7 +129,7 @@ void SyncBatchNorm::SetScale(const std::vector<double>& var, const ForwardTensor
   state->inv_std.resize(var.size());
   state->spread.resize(var.size());
   for (size_t c = 0; c < var.size(); ++c) {
-    state->inv_std[c] = InvStd(var[c], options_.epsilon);
+    state->inv_std[c] = 1 / std::sqrt(var[c] + options_.epsilon);
     state->scale[c] *= state->inv_std[c];
     state->spread[c] = std::fabs(state->scale[c]) * std::sqrt(var[c]);
   }
