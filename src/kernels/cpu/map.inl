@@ -1,8 +1,8 @@
-// The passes that write a tensor, element by element. The output may be one of the inputs (in
-// place). Arithmetic is float32 (float64 for float64 data).
+// The passes that write a tensor, element by element. The output may be one of the inputs.
+// Arithmetic is float32 (float64 for float64 data).
 //
-// A `Formula` has Of(x, dy, coefficients of the channel, slopes), which returns the result;
-// Channel(pass, c), which returns these coefficients; kBackward, true if it reads dy; and kReadsX,
+// A `Formula` has Channel(pass, c), which returns the coefficients of a channel; Of(x, dy,
+// coefficients, slopes), which returns the result; kBackward, true if it reads dy; and kReadsX,
 // true if it computes z.
 
 namespace syncbn::cpu {
@@ -22,7 +22,7 @@ struct Arithmetic<double> {
 // Scalars for one channel, or vectors for several columns.
 template <typename Value>
 struct Coefficients {
-  Affine<Value> to_z;  // both passes use its center
+  Affine<Value> to_z;
   Value scale_dz, scale_in, unit, shift;
 
   SYNCBN_INLINE void Set(const Affine<Value>& of_in) {
@@ -32,9 +32,11 @@ struct Coefficients {
   }
 };
 
-// How to store results. kStream assigns without the caches, for outputs that would leave the caches
-// before they are read.
+// kStream bypasses the caches, for outputs that would leave them before they are read. This saves
+// reading the output first.
 enum class StoreMode { kAssign, kStream, kAdd };
+
+constexpr int64_t kStreamBytes = 8 << 20;  // larger outputs leave the caches
 
 template <StoreMode kMode, typename Formula, typename T, typename Vector>
 SYNCBN_INLINE void MapVector(const T* x, const T* dy, const Coefficients<Vector>& k,
@@ -50,8 +52,8 @@ SYNCBN_INLINE void MapVector(const T* x, const T* dy, const Coefficients<Vector>
     Store(out, kMode == StoreMode::kAdd ? value + old : value);
 }
 
-// Writes the first n elements, fewer than a vector. Inlining would double every loop's code.
-// Arguments are values, so that the caller's coefficients stay in registers.
+// Writes n elements, fewer than a vector. Inlining would double every loop's code. Arguments are
+// values, so that the caller's coefficients stay in registers.
 template <StoreMode kMode, typename Formula, typename T, typename Vector>
 SYNCBN_NOINLINE void MapPart(const T* x, const T* dy, int64_t n, Coefficients<Vector> k,
                              Slopes<Vector> f, T* out) {
@@ -189,7 +191,8 @@ MapTile MapOf(const ElementwisePass& pass) {
   if constexpr (kCanStream<T>) {
     // Arrays that wrap memory of another library may be unaligned.
     const bool aligned = reinterpret_cast<uintptr_t>(pass.out) % sizeof(T) == 0;
-    if (aligned && LeavesCaches(pass)) {
+    const int64_t size = pass.layout.outer * pass.layout.channels * pass.layout.inner;
+    if (aligned && size * int64_t(sizeof(T)) >= kStreamBytes) {
       return columns ? MapColumns<StoreMode::kStream, Formula, T>
                      : MapPlanes<StoreMode::kStream, Formula, T>;
     }
@@ -225,8 +228,7 @@ void RunNormalize(const ElementwisePass& pass) {
 
 // ---- the second pass of backward: dx = scale * dz + scale_xmu * xmu + shift ---------------------
 //
-// This equals scale_in * (unit * centered) + shift + scale * dz; activation.inl defines `centered`
-// and `unit`.
+// This equals scale_in * (unit * centered) + shift + scale * dz, see activation.inl.
 
 template <Variant kVariant>
 struct ApplyFormula {
