@@ -1,6 +1,5 @@
-// The backend of a GPU: one call at a time on a lane. In a training step the host waits twice in
-// each phase of a layer: for the sums, and at the end. Kernels write sums directly to pinned
-// memory, and one launch copies all per-channel vectors of a phase.
+// The backend of a GPU. Each call uses a lane. The host waits twice in a forward or backward call
+// of training: for the sums, which kernels write directly to pinned memory, and at the end.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -23,8 +22,7 @@ namespace {
 
 // ---- the current device ------------------------------------------------------------------------
 
-// The driver's functions are looked up at run time, because machines without a driver also load the
-// library.
+// Functions of the driver, looked up at run time because the library must load without a driver.
 struct Driver {
   int (*GetCurrent)(void** context) = nullptr;
   int (*SetCurrent)(void* context) = nullptr;
@@ -46,8 +44,8 @@ void CheckDriver(int status, const char* call) {
   if (status != 0) throw DeviceError(Concat("CUDA: ", call, " failed with error ", status));
 }
 
-// SetCurrent bypasses the runtime. It is not documented whether the runtime checks the driver's
-// context when it sets the same device again, so this function stores the context and also sets it.
+// Sets the device through the runtime and the driver. After SetCurrent the runtime might consider
+// its device unchanged and do nothing, so this function stores each device's context and sets it.
 void MakeCurrent(const Driver& driver, int ordinal) {
   static std::mutex mutex;
   static auto& contexts = *new std::map<int, void*>;
@@ -72,16 +70,15 @@ void* CurrentContext() {
   return context;
 }
 
-// Makes a GPU the thread's current device. The destructor restores the context that the thread had
-// before, or none. Both use the driver, because cudaSetDevice would make a context on a device 0
-// that the thread has never used.
+// Makes a GPU the thread's current device. The destructor restores the thread's previous context,
+// or none. It uses the driver, because cudaSetDevice(0) would make a context on GPU 0 if no context
+// existed before.
 class CurrentDevice {
  public:
-  // If Renew throws, the destructor still restores the context, because the other constructor has
-  // ended.
+  // If Renew throws, the destructor runs, because the delegated constructor has ended.
   explicit CurrentDevice(int ordinal) : CurrentDevice(ordinal, CurrentContext()) { Renew(); }
   ~CurrentDevice() { TheDriver().SetCurrent(context_before_); }
-  // Must follow a call of other code that may have changed the current device.
+  // Sets the device again, after a call of other code that may have changed it.
   void Renew() const { MakeCurrent(TheDriver(), ordinal_); }
   CurrentDevice(const CurrentDevice&) = delete;
   CurrentDevice& operator=(const CurrentDevice&) = delete;
@@ -95,13 +92,13 @@ class CurrentDevice {
 
 // ---- lanes -------------------------------------------------------------------------------------
 
-// An Allocator for the current device.
+// Allocates for the current device.
 using Allocate = std::function<std::shared_ptr<void>(MemoryKind kind, size_t bytes)>;
 
-// Memory that later calls reuse, and that grows if a call needs more.
+// Memory that grows on demand.
 class Buffer {
  public:
-  // Ensures a size. Growing loses the contents, which no work may still use.
+  // Growing frees the old memory, which no pending work may use.
   void Reserve(MemoryKind kind, size_t bytes, const Allocate& allocate) {
     if (bytes <= bytes_) return;
     Free();
@@ -119,31 +116,30 @@ class Buffer {
   size_t bytes_ = 0;
 };
 
-// A stream and its memory. A device has as many lanes as calls were ever pending on it at once, and
-// each lane keeps the largest sizes so far. So a step allocates nothing once its shapes have been
-// seen, and layers share lanes. All functions use the current device.
+// A stream and its scratch memory, for one call at a time on the current device. Later calls of any
+// layer reuse lanes, so a step allocates nothing once its shapes have been seen.
 class Lane {
  public:
   Lane() {
     cuda::LoadKernels();
-    // The stream does not wait for the legacy default stream, which other libraries may use.
+    // Work of other libraries on the default stream must not block this stream.
     SYNCBN_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   }
 
-  // Returns the stream, for work that Synchronize waits for.
+  // Returns the stream for new work.
   cuda::Stream Queue() {
     is_idle_ = false;
     return stream_;
   }
 
-  // Waits for all queued work.
+  // Waits for all work on the stream.
   void Synchronize() {
     if (is_idle_) return;
     SYNCBN_CUDA_CHECK(cudaStreamSynchronize(stream_));
     is_idle_ = true;
   }
 
-  // Returns the kernels' workspace, which one kernel at a time may use.
+  // Returns the workspace of kernels/cuda/passes.h.
   void* Workspace(const Allocate& allocate) {
     workspace_.Reserve(MemoryKind::kDevice, static_cast<size_t>(cuda::WorkspaceBytes()), allocate);
     if (!is_zeroed_) {
@@ -153,7 +149,7 @@ class Lane {
     return workspace_.data();
   }
 
-  // Returns a free lane of the current device, whose number is `ordinal`, or a new lane.
+  // Returns a free lane of the current device, which has number `ordinal`, or a new lane.
   static Lane* Acquire(int ordinal) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -191,9 +187,9 @@ class Lane {
 
 // ---- the backend -------------------------------------------------------------------------------
 
-// The largest number of per-channel vectors of a call. Backward from x through an activation has 3
-// inputs of the sums, 2 sums, 2 results and 5 coefficients. (Forward has 5 inputs, 2 moments, 2
-// results and 3 coefficients.)
+// The most per-channel vectors of a call. Backward from x through an activation has 3 inputs of the
+// sums, 2 sums, 2 results and 5 coefficients; forward has 5 inputs, 2 moments, 2 results and 3
+// coefficients.
 constexpr int64_t kPinnedVectors = 12;
 constexpr int64_t kDeviceVectors = 8;
 
@@ -229,9 +225,9 @@ class CudaBackend : public Backend {
   void Abandon() noexcept override {
     if (lane_ != nullptr) {
       try {
-        lane_->Synchronize();  // no work may still use the lane's memory
+        lane_->Synchronize();  // pending work may use the lane's memory
       } catch (const DeviceError&) {
-        // A device in this state refuses every call; the first error has been reported.
+        // The first error is reported.
       }
     }
     Close();
@@ -289,7 +285,7 @@ class CudaBackend : public Backend {
 
   const void* Keep(const void* tensor, size_t bytes) override {
     if (bytes == 0) return nullptr;
-    kept_.Reserve(MemoryKind::kDevice, bytes, allocate_);  // earlier calls waited for their kernels
+    kept_.Reserve(MemoryKind::kDevice, bytes, allocate_);  // no call is pending
     SYNCBN_CUDA_CHECK(
         cudaMemcpyAsync(kept_.data(), tensor, bytes, cudaMemcpyDefault, lane_->Queue()));
     return kept_.data();
@@ -306,7 +302,7 @@ class CudaBackend : public Backend {
     return Next(lane_->device, &device_used_, kDeviceVectors, size);
   }
 
-  // Returns the next `size` numbers of the memory that Begin has reserved.
+  // Returns the next `size` numbers of reserved memory.
   double* Next(const Buffer& reserved, int64_t* used, int64_t vectors, int64_t size) const {
     double* const next = static_cast<double*>(reserved.data()) + *used;
     *used += size;
@@ -320,7 +316,7 @@ class CudaBackend : public Backend {
     return pinned;
   }
 
-  // Returns an address on the device that has the values after the next Flush.
+  // Returns where the values will be on the device after the next Flush.
   const double* Upload(const double* values, int64_t size) {
     double* const device = NextDevice(size);
     queued_.push_back({Pin(values, size), device, size, true, true, false});
@@ -342,7 +338,7 @@ class CudaBackend : public Backend {
     queued_.clear();
   }
 
-  // Waits for results in pinned memory and copies them.
+  // Waits for results in pinned memory, and copies them.
   void Fetch(std::initializer_list<std::pair<const double*, double*>> results, int64_t size) {
     lane_->Synchronize();
     for (const auto& result : results) std::copy_n(result.first, size, result.second);
