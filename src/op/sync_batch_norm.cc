@@ -76,24 +76,28 @@ void SyncBatchNorm::Forward(bool training, const ForwardTensors& tensors) {
   OnBackend("forward", tensors.x, vectors, [&](Layout layout) {
     if (options_.masked) layout.outer = state.valid_rows = ValidRows(layout, tensors.rows);
     if (used_batch_) {
-      ForwardByBatch(layout, tensors, &state);
+      SetScale(ReduceBatch(layout, tensors, &state), tensors, &state);
     } else {
-      ForwardByRunning(layout, tensors, &state);
+      state.mean = backend_->Read(tensors.running_mean);
+      SetScale(backend_->Read(tensors.running_var), tensors, &state);
+    }
+    if (tensors.y_mode != WriteMode::kNull) {
+      ElementwisePass pass{InputOf(layout, tensors.x, state)};
+      pass.mode = tensors.y_mode;
+      pass.out = tensors.y.data;
+      backend_->Normalize(pass);
     }
     KeepInputIfNeeded(layout, tensors, &state);
   });
   forward_ = std::move(state);
 }
 
-void SyncBatchNorm::ForwardByBatch(const Layout& layout, const ForwardTensors& tensors,
-                                   ForwardState* state) {
+std::vector<double> SyncBatchNorm::ReduceBatch(const Layout& layout, const ForwardTensors& tensors,
+                                               ForwardState* state) {
   const size_t channels = static_cast<size_t>(layout.channels);
   BatchMoments own{Numbers(1 + 2 * channels)};
   own.numbers[0] = static_cast<double>(layout.PerChannel());
-  ReductionPass pass;
-  pass.dtype = tensors.x.dtype;
-  pass.layout = layout;
-  pass.in = tensors.x.data;
+  ReductionPass pass{InputOf(layout, tensors.x, *state)};
   pass.first = own.numbers.data() + 1;
   pass.second = pass.first + channels;
   backend_->LocalMoments(pass);
@@ -110,15 +114,7 @@ void SyncBatchNorm::ForwardByBatch(const Layout& layout, const ForwardTensors& t
     state->mean[c] = batch.mean(c);
     var[c] = batch.count() > 0 ? batch.m2(c) / batch.count() : 0;
   }
-  SetScale(var, tensors, state);
-  Normalize(layout, tensors, *state);
-}
-
-void SyncBatchNorm::ForwardByRunning(const Layout& layout, const ForwardTensors& tensors,
-                                     ForwardState* state) {
-  state->mean = backend_->Read(tensors.running_mean);
-  SetScale(backend_->Read(tensors.running_var), tensors, state);
-  Normalize(layout, tensors, *state);
+  return var;
 }
 
 void SyncBatchNorm::SetScale(const std::vector<double>& var, const ForwardTensors& tensors,
@@ -135,20 +131,17 @@ void SyncBatchNorm::SetScale(const std::vector<double>& var, const ForwardTensor
   }
 }
 
-void SyncBatchNorm::Normalize(const Layout& layout, const ForwardTensors& tensors,
-                              const ForwardState& state) {
-  if (tensors.y_mode == WriteMode::kNull) return;
-  ElementwisePass pass;
-  pass.dtype = tensors.x.dtype;
-  pass.layout = layout;
-  pass.in = tensors.x.data;
-  pass.activation = options_.activation;
-  pass.mode = tensors.y_mode;
-  pass.out = tensors.y.data;
-  pass.mean = state.mean.data();
-  pass.scale = state.scale.data();
-  pass.offset = state.offset.data();
-  backend_->Normalize(pass);
+PassInput SyncBatchNorm::InputOf(const Layout& layout, const Tensor& tensor,
+                                 const ForwardState& state) const {
+  PassInput input;
+  input.dtype = tensor.dtype;
+  input.layout = layout;
+  input.in = tensor.data;
+  input.activation = options_.activation;
+  input.mean = state.mean.data();
+  input.scale = state.scale.data();
+  input.offset = state.offset.data();
+  return input;
 }
 
 // ---- backward ----------------------------------------------------------------------------------
@@ -162,11 +155,13 @@ void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& saved, const Gradie
   OnBackend("backward", saved, {}, [&](Layout layout) {
     ForwardState& forward = *forward_;
     if (options_.masked) layout.outer = forward.valid_rows;
-    const PassInput input = InputOf(layout, dy, saved);
+    PassInput input = InputOf(layout, saved, forward);
+    input.dy = dy.data;
+    if (forward.keeps_x) input.in = forward.kept_x;
+    input.from_output = options_.from_output && !forward.keeps_x;
     const size_t channels = forward.mean.size();
     Numbers sums(2 * channels);  // of dz, then of dz * xmu
-    ReductionPass reduction;
-    static_cast<PassInput&>(reduction) = input;
+    ReductionPass reduction{input};
     reduction.first = sums.data();
     reduction.second = sums.data() + channels;
     backend_->BackwardSums(reduction);
@@ -186,29 +181,13 @@ void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& saved, const Gradie
       shift[c] = -forward.scale[c] * sums[c] / forward.count;
       scale_xmu[c] = -forward.scale[c] * inv_std * inv_std * sums[channels + c] / forward.count;
     }
-    ElementwisePass pass;
-    static_cast<PassInput&>(pass) = input;
+    ElementwisePass pass{input};
     pass.scale_xmu = scale_xmu.data();
     pass.shift = shift.data();
     pass.mode = out.dx_mode;
     pass.out = out.dx.data;
     backend_->BackwardApply(pass);
   });
-}
-
-PassInput SyncBatchNorm::InputOf(const Layout& layout, const Tensor& dy,
-                                 const Tensor& saved) const {
-  PassInput input;
-  input.dtype = saved.dtype;
-  input.layout = layout;
-  input.in = forward_->keeps_x ? forward_->kept_x : saved.data;
-  input.dy = dy.data;
-  input.activation = options_.activation;
-  input.from_output = options_.from_output && !forward_->keeps_x;
-  input.mean = forward_->mean.data();
-  input.scale = forward_->scale.data();
-  input.offset = forward_->offset.data();
-  return input;
 }
 
 void SyncBatchNorm::WriteParameterGradients(const Numbers& sums, const Gradients& out) {

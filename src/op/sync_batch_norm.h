@@ -66,11 +66,14 @@ class SyncBatchNorm {
     const void* kept_x = nullptr;
   };
 
-  void ForwardByBatch(const Layout& layout, const ForwardTensors& tensors, ForwardState* state);
-  void ForwardByRunning(const Layout& layout, const ForwardTensors& tensors, ForwardState* state);
+  // Reduces the moments of the batch and updates the running statistics. Returns the variance, and
+  // sets the state's mean, count and ticket.
+  std::vector<double> ReduceBatch(const Layout& layout, const ForwardTensors& tensors,
+                                  ForwardState* state);
   void SetScale(const std::vector<double>& var, const ForwardTensors& tensors,
                 ForwardState* state) const;
-  void Normalize(const Layout& layout, const ForwardTensors& tensors, const ForwardState& state);
+  // Returns the input of a pass over the tensor.
+  PassInput InputOf(const Layout& layout, const Tensor& tensor, const ForwardState& state) const;
   void UpdateOrCollect(const Ticket& ticket, const BatchMoments& batch,
                        const ForwardTensors& tensors);
   // Raises an error on all devices if the options say so and moments are not finite. `whose` and
@@ -85,7 +88,6 @@ class SyncBatchNorm {
   // Fails all present and later waits with this text, also on other ranks if they may wait.
   [[noreturn]] void Fail(const std::string& text);
 
-  PassInput InputOf(const Layout& layout, const Tensor& dy, const Tensor& saved) const;
   void WriteParameterGradients(const Numbers& sums, const Gradients& out);
 
   // Calls body(layout) between the backend's Begin and Finish.

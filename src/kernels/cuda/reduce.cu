@@ -25,11 +25,6 @@ struct Workspace {
 };
 static_assert(kWorkspaceZeros == kCounters * sizeof(unsigned));
 
-// Blocks that share tiles are at most kBlocksEach * multiprocessors, see MakeCut.
-int64_t MaxPartials(int multiprocessors) {
-  return kBlocksEach * multiprocessors * kMaxTileChannels;
-}
-
 // Merges at(channel, i) for i < entries, for each channel of the block, and calls use(channel, all)
 // in one thread. The order depends only on sizes. `shared` has kThreads elements in shared memory.
 template <typename Terms, typename At, typename Use>
@@ -153,12 +148,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksWithRegisters)
 template <typename T, typename Terms>
 void ReduceOf(const ReductionPass& pass, void* workspace, Stream stream) {
   if (pass.layout.channels == 0) return;
-  const int multiprocessors = Multiprocessors();
-  const Cut cut = MakeCut(pass.layout, sizeof(T), AreAligned({pass.in, pass.dy}), multiprocessors);
-  if (cut.splits > 1 && cut.splits * pass.layout.channels > MaxPartials(multiprocessors)) {
-    throw DeviceError(Concat(Terms::kName, ": partial results must fit into the workspace, got ",
-                             cut.splits, " of ", pass.layout.channels, " channels"));
-  }
+  const bool aligned = AreAligned({pass.in, pass.dy});
+  const Cut cut = MakeCut(pass.layout, sizeof(T), aligned, Multiprocessors());
   char* const bytes = static_cast<char*>(workspace);
   const Workspace scratch{reinterpret_cast<unsigned*>(bytes),
                           reinterpret_cast<Partial*>(bytes + kWorkspaceZeros)};
@@ -264,8 +255,9 @@ struct GradientTerms {
 
 }  // namespace
 
+// MakeCut splits tiles into at most kBlocksEach blocks per multiprocessor, all tiles together.
 int64_t WorkspaceBytes() {
-  return kWorkspaceZeros + MaxPartials(Multiprocessors()) * sizeof(Partial);
+  return kWorkspaceZeros + kBlocksEach * Multiprocessors() * kMaxTileChannels * sizeof(Partial);
 }
 
 void LocalMoments(const ReductionPass& pass, void* workspace, Stream stream) {

@@ -209,7 +209,7 @@ class CudaBackend : public Backend {
     lane_->pinned.Reserve(MemoryKind::kPinned, kPinnedVectors * vector_bytes, allocate_);
     // The first Synchronize waits for these copies.
     for (const Tensor* vector : vectors) {
-      double* const copy = NextPinned(channels_);
+      double* const copy = NextPinned();
       read_[vector->data] = copy;
       queued_.push_back({vector->data, copy, channels_, IsDouble(*vector), true, false});
     }
@@ -241,34 +241,23 @@ class CudaBackend : public Backend {
 
   void Write(const double* values, WriteMode mode, const Tensor& vector) override {
     if (mode == WriteMode::kNull) return;
-    queued_.push_back({Pin(values, channels_), vector.data, channels_, true, IsDouble(vector),
-                       mode == WriteMode::kAdd});
+    queued_.push_back(
+        {Pin(values), vector.data, channels_, true, IsDouble(vector), mode == WriteMode::kAdd});
   }
 
-  void LocalMoments(const ReductionPass& pass) override {
-    const int64_t n = pass.layout.channels;
-    ReductionPass on_device = pass;
-    on_device.first = NextPinned(n);
-    on_device.second = NextPinned(n);
-    cuda::LocalMoments(on_device, lane_->Workspace(allocate_), lane_->Queue());
-    Fetch({{on_device.first, pass.first}, {on_device.second, pass.second}}, n);
-  }
+  void LocalMoments(const ReductionPass& pass) override { Reduce(pass, cuda::LocalMoments); }
 
   void BackwardSums(const ReductionPass& pass) override {
-    const int64_t n = pass.layout.channels;
     ReductionPass on_device = pass;
     UploadInput(&on_device);
     Flush();
-    on_device.first = NextPinned(n);
-    on_device.second = NextPinned(n);
-    cuda::BackwardSums(on_device, lane_->Workspace(allocate_), lane_->Queue());
-    Fetch({{on_device.first, pass.first}, {on_device.second, pass.second}}, n);
+    Reduce(on_device, cuda::BackwardSums);
   }
 
   void Normalize(const ElementwisePass& pass) override {
     ElementwisePass on_device = pass;
     for (const double** vector : {&on_device.mean, &on_device.scale, &on_device.offset}) {
-      *vector = Upload(*vector, pass.layout.channels);
+      *vector = Upload(*vector);
     }
     Flush();
     cuda::Normalize(on_device, lane_->Queue());
@@ -277,8 +266,8 @@ class CudaBackend : public Backend {
   void BackwardApply(const ElementwisePass& pass) override {
     ElementwisePass on_device = pass;
     UploadInput(&on_device);
-    on_device.scale_xmu = Upload(pass.scale_xmu, pass.layout.channels);
-    on_device.shift = Upload(pass.shift, pass.layout.channels);
+    on_device.scale_xmu = Upload(pass.scale_xmu);
+    on_device.shift = Upload(pass.shift);
     Flush();
     cuda::BackwardApply(on_device, lane_->Queue());
   }
@@ -294,42 +283,34 @@ class CudaBackend : public Backend {
   void Forget() override { kept_.Free(); }
 
  private:
-  double* NextPinned(int64_t size) {
-    return Next(lane_->pinned, &pinned_used_, kPinnedVectors, size);
+  double* NextPinned() { return Next(lane_->pinned, &pinned_used_, kPinnedVectors); }
+  double* NextDevice() { return Next(lane_->device, &device_used_, kDeviceVectors); }
+
+  // Returns the next of the vectors that Begin has reserved.
+  double* Next(const Buffer& reserved, int64_t* used, int64_t most) const {
+    if (*used == most) throw DeviceError(Concat("a call must have at most ", most, " vectors"));
+    return static_cast<double*>(reserved.data()) + (*used)++ * channels_;
   }
 
-  double* NextDevice(int64_t size) {
-    return Next(lane_->device, &device_used_, kDeviceVectors, size);
-  }
-
-  // Returns the next `size` numbers of reserved memory.
-  double* Next(const Buffer& reserved, int64_t* used, int64_t vectors, int64_t size) const {
-    double* const next = static_cast<double*>(reserved.data()) + *used;
-    *used += size;
-    if (*used <= vectors * channels_) return next;
-    throw DeviceError(Concat("a call must have at most ", vectors, " vectors, got more"));
-  }
-
-  double* Pin(const double* values, int64_t size) {
-    double* const pinned = NextPinned(size);
-    std::copy_n(values, size, pinned);
+  double* Pin(const double* values) {
+    double* const pinned = NextPinned();
+    std::copy_n(values, channels_, pinned);
     return pinned;
   }
 
   // Returns where the values will be on the device after the next Flush.
-  const double* Upload(const double* values, int64_t size) {
-    double* const device = NextDevice(size);
-    queued_.push_back({Pin(values, size), device, size, true, true, false});
+  const double* Upload(const double* values) {
+    double* const device = NextDevice();
+    queued_.push_back({Pin(values), device, channels_, true, true, false});
     return device;
   }
 
   // Uploads the per-channel arrays that kernels read.
   void UploadInput(PassInput* input) {
-    const int64_t n = input->layout.channels;
     const bool reads_z = input->from_output || input->activation.function != Function::kIdentity;
-    input->scale = Upload(input->scale, n);
-    input->offset = reads_z ? Upload(input->offset, n) : nullptr;
-    input->mean = input->from_output ? nullptr : Upload(input->mean, n);
+    input->scale = Upload(input->scale);
+    input->offset = reads_z ? Upload(input->offset) : nullptr;
+    input->mean = input->from_output ? nullptr : Upload(input->mean);
   }
 
   void Flush() {
@@ -338,10 +319,17 @@ class CudaBackend : public Backend {
     queued_.clear();
   }
 
-  // Waits for results in pinned memory, and copies them.
-  void Fetch(std::initializer_list<std::pair<const double*, double*>> results, int64_t size) {
+  // Runs a kernel with results in pinned memory, waits, and copies them to the host arrays of
+  // `pass`.
+  void Reduce(const ReductionPass& pass,
+              void (*kernel)(const ReductionPass&, void*, cuda::Stream)) {
+    ReductionPass on_device = pass;
+    on_device.first = NextPinned();
+    on_device.second = NextPinned();
+    kernel(on_device, lane_->Workspace(allocate_), lane_->Queue());
     lane_->Synchronize();
-    for (const auto& result : results) std::copy_n(result.first, size, result.second);
+    std::copy_n(on_device.first, channels_, pass.first);
+    std::copy_n(on_device.second, channels_, pass.second);
   }
 
   void Close() noexcept {
@@ -364,7 +352,7 @@ class CudaBackend : public Backend {
   std::unique_ptr<CurrentDevice> current_;
   Lane* lane_ = nullptr;
   int64_t channels_ = 0;
-  int64_t pinned_used_ = 0, device_used_ = 0;  // doubles
+  int64_t pinned_used_ = 0, device_used_ = 0;  // vectors
   std::map<const void*, const double*> read_;
   std::vector<cuda::VectorCopy> queued_;
 };
