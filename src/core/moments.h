@@ -1,6 +1,6 @@
 // Moments of a set of numbers.
 #pragma once
-#include "core/layout.h"
+#include "core/tensor.h"
 
 namespace syncbn {
 

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "core/device.h"
-#include "core/dtype.h"
+#include "core/tensor.h"
 #include "exchange/wait.h"
 
 namespace syncbn {

@@ -5,8 +5,7 @@
 // `channels` doubles. If a shard is empty (outer or inner is 0), sums are 0, and no tensor is
 // written.
 #pragma once
-#include "core/dtype.h"
-#include "core/layout.h"
+#include "core/tensor.h"
 
 namespace syncbn {
 

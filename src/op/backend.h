@@ -9,8 +9,7 @@
 #include <vector>
 
 #include "core/device.h"
-#include "core/dtype.h"
-#include "core/layout.h"
+#include "core/tensor.h"
 #include "kernels/passes.h"
 
 namespace syncbn {

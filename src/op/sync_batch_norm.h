@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "core/layout.h"
+#include "core/tensor.h"
 #include "exchange/table.h"
 #include "op/backend.h"
 #include "op/layer.h"

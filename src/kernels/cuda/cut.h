@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "core/layout.h"
+#include "core/tensor.h"
 
 namespace syncbn::cuda {
 
