@@ -105,8 +105,7 @@ SYNCBN_EXPORT(int, gluon_syncbn_collect, const char* key, int starts) {
   });
 }
 
-// Writes the first `size` numbers of CollectedMoments::Total. Returns their number, or -1 after an
-// error.
+// Writes the first `size` numbers of CollectedMoments::Total. Returns the size of Total, or -1.
 SYNCBN_EXPORT(int64_t, gluon_syncbn_collected, const char* key, double* numbers, int64_t size) {
   return CatchAll(int64_t{-1}, [&] {
     const syncbn::Numbers found = FindLayer(key)->collected.Total();
@@ -138,14 +137,13 @@ SYNCBN_EXPORT(double, gluon_syncbn_longest_wait) {
 
 // ---- times and failures ------------------------------------------------------------------------
 
-// Engine function for MXEnginePushSyncND: stores the time of its execution, in seconds of the
-// monotonic clock.
+// Engine function: stores the time of its execution, in seconds of the monotonic clock.
 SYNCBN_EXPORT(void, gluon_syncbn_note_time, void* /*run_context*/, void* seconds) {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   *static_cast<double*>(seconds) = std::chrono::duration<double>(now).count();
 }
 
-// No-op engine function for MXEnginePushSyncND, pushed only for its dependencies.
+// Engine function that is pushed only for its dependencies.
 SYNCBN_EXPORT(void, gluon_syncbn_do_nothing, void* /*run_context*/, void* /*parameter*/) {}
 
 SYNCBN_EXPORT(void, gluon_syncbn_set_locator, void (*locate)()) { syncbn::SetLocator(locate); }

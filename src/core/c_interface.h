@@ -13,8 +13,7 @@
 
 namespace syncbn {
 
-// The signatures: a line for each function with its name, and the kind and size of its result and
-// arguments.
+// A line for each function: its name, and the kind and size of its result and arguments.
 inline std::string& Interface() {
   static std::string lines;
   return lines;

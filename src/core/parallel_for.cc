@@ -1,5 +1,4 @@
-// The threads of the pool help any caller that still has tasks, so concurrent callers share the
-// processors.
+// The threads of the pool help any caller that has tasks, so callers share the processors.
 #include "core/parallel_for.h"
 
 #include <pthread.h>
@@ -21,8 +20,7 @@ namespace {
 // A worker picks another job after this many tasks, so that concurrent callers take turns.
 constexpr int kTasksPerTurn = 4;
 
-// A caller spins for this many rounds before it sleeps, because the last helper usually finishes
-// within one task.
+// A caller spins so often before it sleeps, because helpers usually finish within one task.
 constexpr int kSpins = 4000;
 
 // The tasks of a call of ParallelFor, on the caller's stack.

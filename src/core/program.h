@@ -4,9 +4,8 @@
 
 namespace syncbn {
 
-// Returns lines that begin with a line feed, like "\nThe program stands at train.py:41: ...", or an
-// empty text if no locator is set or the process forks. The caller must not hold a mutex that the
-// program's threads lock.
+// Returns lines like "\nThe program stands at train.py:41: ...", or an empty text if no locator is
+// set or the process forks. The caller must not hold a mutex that the program's threads lock.
 std::string WhereProgramStands();
 
 // Must be called before and after each fork.

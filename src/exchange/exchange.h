@@ -80,8 +80,7 @@ struct Part {
 
 struct Members;  // table.h
 
-// The state of an exchange on this rank. The mutex of its table guards it, except `over`, which
-// waiting threads poll.
+// The state of an exchange on this rank. A Table's mutex guards it, except `over`.
 struct Exchange {
   Key key;
   Signature signature;

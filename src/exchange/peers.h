@@ -1,5 +1,4 @@
-// The other processes of the program: which have left, and the messages to and from them. The mutex
-// of a Table guards it.
+// The other processes of the program, and the messages to and from them. A Table's mutex guards it.
 #pragma once
 #include <memory>
 #include <set>

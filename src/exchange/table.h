@@ -2,9 +2,8 @@
 // of other ranks. docs/design/processes.md explains the design.
 //
 // A table promises:
-// * Devices and ranks may arrive in any order. The same inputs give the same result, bit for bit,
-// on
-//   every device and rank and in every run.
+// * Devices and ranks may arrive in any order. Equal inputs give equal results, bit for bit, on all
+//   devices and ranks and in all runs.
 // * Every wait ends with the result or an error. A timeout names the missing devices or ranks.
 // * The first failure ends all exchanges of the process, and all later ones until Reset. A failure
 //   that reaches other ranks is permanent on all ranks.
@@ -39,7 +38,7 @@ struct Ticket {
   Participants participants{};
 };
 
-// The devices of a layer in this process. The mutex of a Table guards it.
+// The devices of a layer in this process. A Table's mutex guards it.
 struct Members {
   explicit Members(std::string name) : layer(std::move(name)) { ++alive; }
   ~Members() { --alive; }
@@ -90,18 +89,16 @@ class Table {
  public:
   using Lock = std::unique_lock<std::mutex>;
 
-  // Returns the process's table. It is never destroyed, because operators may outlive static
-  // objects.
+  // The process's table is never destroyed, because operators may outlive static objects.
   static Table& Get();
 
   // Waits for all contributions and returns the reduced numbers. A forward call fills in the ticket
   // for its backward calls. Throws Error.
   Numbers Contribute(const Contribution& own, Ticket* ticket);
 
-  // Sets the devices that the next forward calls expect; an empty set means all. No call of the
-  // layer may be pending.
+  // Sets the devices of the next forward calls; none means all. No call may be pending.
   void SetParticipants(Members* members, const std::set<Device>& participants);
-  // Forgets the layer's devices. No call of the layer may be pending.
+  // Forgets the layer's devices. No call may be pending.
   void Restart(Members* members);
   // Returns the total seconds that a device has waited in this layer.
   double WaitSeconds(const Members& members, const Device& device);
@@ -110,13 +107,11 @@ class Table {
   double LongestWait();
 
   // Fails all exchanges with this text until Reset. A no-op without layers and other ranks. Other
-  // ranks receive the text if they may wait for this one: if an exchange with them has begun, or if
-  // `tell_ranks`.
+  // ranks receive the text if an exchange with them has begun, or if `tell_ranks`.
   void Fail(const std::string& text, bool tell_ranks);
   // Returns the text of the failure, or an empty one.
   std::string Failure();
-  // Forgets all devices, and the failure unless other ranks have received it. Call Fail first, so
-  // that no device waits.
+  // Forgets all devices, and the failure unless other ranks have it. No call may be pending.
   void Reset();
 
   // Connects this process with the other ranks.
@@ -172,8 +167,7 @@ class Table {
   int64_t resets_ = 0;
 };
 
-// The default timeout in seconds. It is longer than any first step that was seen (autotuning, cold
-// caches, a busy machine).
+// The default timeout in seconds, longer than slow first steps (autotuning, a busy machine).
 inline std::atomic<double> default_timeout{300.0};
 
 }  // namespace syncbn

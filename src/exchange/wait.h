@@ -26,8 +26,7 @@ inline double ToSeconds(Duration duration) {
   return std::chrono::duration<double>(duration).count();
 }
 
-// Pauses of a waiting thread. It first stays awake, because waking it takes longer than an
-// exchange.
+// Pauses of a waiting thread, which first stays awake: waking up takes longer than an exchange.
 class Pause {
  public:
   // A thread that `carries` messages polls for them between its pauses, which stay short.

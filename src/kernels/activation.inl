@@ -4,8 +4,7 @@
 //
 // Forward:   z = (x - mean) * scale + offset,  y = f(z),  f(z) = z for z > 0, else slope * z
 //
-// Backward needs xmu = x - mean and dz = dy * f'(z) from each element of dy and of the saved
-// tensor. It computes
+// Backward needs xmu = x - mean and dz = dy * f'(z) from each element of dy and the saved tensor:
 //   x was saved:  centered = x - mean = xmu                  and f'(z) from the sign of z
 //   y was saved:  centered = f^-1(y) - offset = xmu * scale  and f'(z) from the sign of y, which is
 //                 the sign of z if the slope is positive

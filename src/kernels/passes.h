@@ -2,8 +2,7 @@
 // for backward) and two passes that write a tensor (normalize, apply).
 //
 // Tensors are (outer, channels, inner), row major, of type `dtype`. Per-channel arrays have
-// `channels` doubles. If a shard is empty (outer or inner is 0), sums are 0, and no tensor is
-// written.
+// `channels` doubles. The sums of an empty shard (outer or inner is 0) are 0.
 #pragma once
 #include "core/tensor.h"
 

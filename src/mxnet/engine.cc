@@ -134,13 +134,9 @@ void ReserveErrors() {
 //   for the engine. If nothing in the pool fits, it may change the thread's current GPU. Pinned
 //   memory (context 3) has no pool. All GPUs access it at its host address.
 // * MXNDArrayFree deletes the array in the calling thread, because no operator has used its
-// variable
-//   (FnProperty::kDeleteVar). Device memory returns to the pool without calls of CUDA except
-//   cudaSetDevice; pinned memory is freed under the mutex. After the engine has ended, nothing
-//   happens.
-// * The pool may hand out memory as soon as an array is freed. MXNet's own work on the array is
-// done
-//   by then, because its operators wait for their stream. Our work must also be done.
+//   variable (FnProperty::kDeleteVar). Device memory returns to the pool without calls of CUDA
+//   except cudaSetDevice; pinned memory is freed under the mutex. At exit nothing happens.
+// * The pool may hand out memory as soon as an array is freed, so our work on it must be done.
 
 namespace {
 

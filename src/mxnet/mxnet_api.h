@@ -1,6 +1,5 @@
 // MXNet's C functions, which are looked up at run time in the loaded libmxnet.so, so one binary
-// works with all wheels of MXNet. The declarations follow mxnet/c_api.h and dmlc/logging.h
-// of 1.9.1; mxnet_api.cc has the names in MXNet 2.
+// works with all wheels of MXNet. Declarations follow mxnet/c_api.h and dmlc/logging.h of 1.9.1.
 #pragma once
 #include <cstdint>
 #include <exception>
@@ -72,8 +71,7 @@ const MxnetApi& Mxnet();
 // Throws Error with MXNet's text unless `status` is 0.
 void CheckMxnet(int status);
 
-// Queues work that writes `array`. The engine calls `deleter` after the work, unless it is null.
-// Returns MXNet's status.
+// Queues work that writes `array`, and then `deleter` unless it is null. Returns MXNet's status.
 int PushToEngine(EngineWork work, void* parameter, void (*deleter)(void* parameter),
                  NDArrayHandle array, EngineProperty property);
 

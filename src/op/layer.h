@@ -48,14 +48,12 @@ struct BatchMoments {
   double m2(size_t c) const { return numbers[1 + channels() + c]; }
 };
 
-// Returns the first channel whose mean or variance the running statistics' dtype cannot represent
-// as a finite number.
+// Returns the first channel whose mean or variance is not finite in the running statistics' dtype.
 std::optional<size_t> FirstNonFinite(const BatchMoments& batch, const Options& options,
                                      const Tensor& running_mean, const Tensor& running_var);
 
 // Sets running = momentum * running + (1 - momentum) * batch for the mean and the variance. An
-// empty batch changes nothing. The process's first batch with one value per channel prints a
-// warning.
+// empty batch changes nothing. A batch with one value per channel prints a warning once.
 void UpdateRunning(const BatchMoments& batch, const Options& options, const std::string& layer,
                    Backend* backend, const Tensor& running_mean, const Tensor& running_var);
 
@@ -98,8 +96,7 @@ class Layer {
   std::shared_ptr<const Options> options_ = std::make_shared<const Options>();
 };
 
-// Creates the layer with this key, which is unique, unlike its name. Callers and operators keep the
-// layer alive.
+// Creates a layer with a unique key. Callers and operators keep the layer alive.
 std::shared_ptr<Layer> CreateLayer(const std::string& key, const std::string& name);
 // Throws Error if there is no such layer.
 std::shared_ptr<Layer> FindLayer(const std::string& key);

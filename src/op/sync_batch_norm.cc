@@ -35,8 +35,7 @@ double SmallestSpread(DType dtype) {
 // z - beta one of u (|z - beta| + |beta|). This is a few u |z - beta| if |beta| is not much larger
 // than `spread`, the standard deviation of z over the batch. The spread is
 // |gamma| sqrt(var / (var + epsilon)), far below |gamma| in channels that are nearly constant.
-// Also, y must not be so small that its dtype has fewer digits, or that float32 arithmetic flushes
-// it to zero.
+// Also, y must not be so small that its dtype has fewer digits or arithmetic flushes it to zero.
 bool CanReconstruct(const std::vector<double>& spread, const std::vector<double>& beta,
                     const Activation& activation, DType dtype) {
   constexpr double kMaxShift =

@@ -1,5 +1,4 @@
-// Forward and backward of the layer on one device. docs/design/data_path.md follows a call from end
-// to end.
+// Forward and backward of the layer on one device. docs/design/data_path.md follows a call.
 #pragma once
 #include <memory>
 #include <optional>

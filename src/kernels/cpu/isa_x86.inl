@@ -1,6 +1,5 @@
-// The kernels for x86-64: loads that convert, stores of float16, and stores that bypass the caches.
-// The compiler flags of isa_avx2.cc and isa_avx512.cc, which include this file, choose the
-// instruction set.
+// The kernels for x86-64. The compiler flags of isa_avx2.cc and isa_avx512.cc, which include this
+// file, choose the instruction set.
 #if defined(__GNUC__) && !defined(__clang__)
 // GCC bug 105593, in GCC's own header.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"

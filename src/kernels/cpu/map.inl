@@ -1,9 +1,8 @@
 // The passes that write a tensor, element by element. The output may be one of the inputs.
 // Arithmetic is float32 (float64 for float64 data).
 //
-// A `Formula` has Channel(pass, c), which returns the coefficients of a channel; Of(x, dy,
-// coefficients, slopes), which returns the result; kBackward, true if it reads dy; and kReadsX,
-// true if it computes z.
+// A `Formula` has Channel(pass, c), which returns a channel's coefficients; Of(x, dy, coefficients,
+// slopes), which returns the result; kBackward: it reads dy; and kReadsX: it computes z.
 
 namespace syncbn::cpu {
 namespace {
@@ -53,7 +52,7 @@ SYNCBN_INLINE void MapVector(const T* x, const T* dy, const Coefficients<Vector>
 }
 
 // Writes n elements, fewer than a vector. Inlining would double every loop's code. Arguments are
-// values, so that the caller's coefficients stay in registers.
+// values, so coefficients stay in registers.
 template <StoreMode kMode, typename Formula, typename T, typename Vector>
 SYNCBN_NOINLINE void MapPart(const T* x, const T* dy, int64_t n, Coefficients<Vector> k,
                              Slopes<Vector> f, T* out) {
@@ -228,7 +227,7 @@ void RunNormalize(const ElementwisePass& pass) {
 
 // ---- the second pass of backward: dx = scale * dz + scale_xmu * xmu + shift ---------------------
 //
-// This equals scale_in * (unit * centered) + shift + scale * dz, see activation.inl.
+// This equals scale_in * (unit * centered) + shift + scale * dz.
 
 template <Variant kVariant>
 struct ApplyFormula {

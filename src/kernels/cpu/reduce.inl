@@ -35,8 +35,7 @@ SYNCBN_INLINE void AddVector(const Terms& terms, const T* x, const T* dy, const 
 
 // Returns the terms of n elements, fewer than a vector. The terms of the other lanes are zero,
 // because moments subtract `fill` and gradients multiply by a dy of 0, or the caller ignores them.
-// Inlining would double every loop's code. Arguments are values, so that the caller's sums stay in
-// registers.
+// Inlining would double every loop's code. Arguments are values, so sums stay in registers.
 template <typename Terms, typename T>
 SYNCBN_NOINLINE Pair<Doubles> TermsOfPart(Terms terms, const T* x, const T* dy, int64_t n, T fill,
                                           Affine<Doubles> k) {
@@ -111,8 +110,7 @@ struct ColumnSums {
   alignas(64) double offset[kReadsX ? kSize : 1];
 };
 
-// Adds `n` columns from column j on, of several rows, so that sums are loaded and stored less
-// often.
+// Adds `n` columns from column j on. Several rows at a time load and store the sums less often.
 template <int kRows, bool kFull, typename Terms, typename T>
 SYNCBN_INLINE void AddColumns(const Terms& terms, const T* x, const T* dy, int64_t stride,
                               int64_t j, int64_t n, ColumnSums<Terms::kReadsX>* columns) {
@@ -205,8 +203,7 @@ void SumTile(const Terms& terms, const T* x, const T* dy, const Tile& tile, doub
 //   u = x - first,  mean = first + sum(u) / n,  m2 = sum(u * u) - sum(u)^2 / n
 //
 // `first` is the first of the channel's n values in the tile. It is within sqrt(m2 * n / (n - 1))
-// of the mean, so the relative error of m2 grows by a factor of about n at most, whatever the mean
-// is.
+// of the mean, so m2 loses at most a factor of about n in precision, whatever the mean is.
 
 struct MomentTerms {
   static constexpr bool kBackward = false, kReadsX = false;

@@ -50,8 +50,7 @@ SYNCBN_INLINE const T* FirstOf(const T* x, const Tile& tile) {
 }
 
 // A tile of short planes as `count` rows of `width` columns, `stride` elements apart, and a last
-// row of `rest` columns. A row contains `repeats` outer indices, so that few channels also fill
-// vectors.
+// row of `rest` columns. A row has `repeats` outer indices, so that few channels also fill vectors.
 struct Rows {
   int64_t offset, count, stride, width, rest, repeats;
 };

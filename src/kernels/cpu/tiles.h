@@ -24,8 +24,7 @@ struct Tile {
 constexpr int64_t kMinPlane = 64;
 constexpr int64_t kMaxColumns = 1024;
 
-// A pass on one tile. A reduction writes its two results for each channel c to first[c] and
-// second[c].
+// A pass on one tile. A reduction writes the results of channel c to first[c] and second[c].
 using ReduceTile = void (*)(const ReductionPass& pass, const Tile& tile, double* first,
                             double* second);
 using MapTile = void (*)(const ElementwisePass& pass, const Tile& tile);

@@ -89,8 +89,7 @@ struct NormalizeFormula {
 
 // ---- the second pass of backward: dx = scale * dz + scale_xmu * xmu + shift ---------------------
 //
-// This equals scale * dz + of_centered.scale * (unit * centered) + of_centered.offset, see
-// activation.inl.
+// This equals scale * dz + of_centered.scale * (unit * centered) + of_centered.offset.
 
 template <typename T>
 struct ApplyFormula {

@@ -1,6 +1,5 @@
 // The reductions of each channel to two numbers. Blocks that share channels write partial results
-// to the workspace, and the last block to finish merges them in order, so the bits are the same in
-// every run.
+// to the workspace, and the last block to finish merges them in order, so that no bit is random.
 //
 // `Terms` has Begin(pass, activation, c, x), which receives a thread's first element of channel c;
 // Add(activation, x, dy, first, second), which adds an element's terms to two sums; Of(sums), which
@@ -137,8 +136,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksWithRegisters)
   MergeByChannel<Terms>(
       work.channels, static_cast<int>(cut.splits),
       [&](int channel, int split) -> Partial {
-        // Volatile reads bypass the first-level cache, which does not see writes of other
-        // multiprocessors.
+        // Volatile reads bypass the first-level cache, where other blocks' writes are missing.
         const volatile Partial* const partial = partial_of(channel, split);
         return {partial->count, partial->first, partial->second, partial->origin};
       },

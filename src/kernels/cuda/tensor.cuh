@@ -1,5 +1,4 @@
-// Elements and vectors of a tensor on the device, and the activation. Arithmetic is float, or
-// double for double data.
+// Elements and vectors of a tensor on the device, and the activation.
 #pragma once
 #include <cuda_fp16.h>
 

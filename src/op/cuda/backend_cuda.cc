@@ -28,10 +28,13 @@ struct Driver {
   int (*SetCurrent)(void* context) = nullptr;
 
   Driver() {
-    void* library = dlopen("libcuda.so.1", RTLD_LAZY);
-    if (library == nullptr) return;
-    GetCurrent = reinterpret_cast<int (*)(void**)>(dlsym(library, "cuCtxGetCurrent"));
-    SetCurrent = reinterpret_cast<int (*)(void*)>(dlsym(library, "cuCtxSetCurrent"));
+    if (void* const library = dlopen("libcuda.so.1", RTLD_LAZY)) {
+      GetCurrent = reinterpret_cast<int (*)(void**)>(dlsym(library, "cuCtxGetCurrent"));
+      SetCurrent = reinterpret_cast<int (*)(void*)>(dlsym(library, "cuCtxSetCurrent"));
+    }
+    if (GetCurrent == nullptr || SetCurrent == nullptr) {
+      throw DeviceError("CUDA: libcuda.so.1, NVIDIA's driver, cannot be loaded");
+    }
   }
 };
 
@@ -44,44 +47,38 @@ void CheckDriver(int status, const char* call) {
   if (status != 0) throw DeviceError(Concat("CUDA: ", call, " failed with error ", status));
 }
 
-// Sets the device through the runtime and the driver. After SetCurrent the runtime might consider
-// its device unchanged and do nothing, so this function stores each device's context and sets it.
-void MakeCurrent(const Driver& driver, int ordinal) {
-  static std::mutex mutex;
-  static auto& contexts = *new std::map<int, void*>;
-  SYNCBN_CUDA_CHECK(cudaSetDevice(ordinal));
-  std::lock_guard<std::mutex> lock(mutex);
-  void*& context = contexts[ordinal];
-  if (context == nullptr) {
-    SYNCBN_CUDA_CHECK(cudaFree(nullptr));  // older runtimes make the context at the first use
-    CheckDriver(driver.GetCurrent(&context), "cuCtxGetCurrent");
-  } else {
-    CheckDriver(driver.SetCurrent(context), "cuCtxSetCurrent");
-  }
-}
-
 void* CurrentContext() {
-  const Driver& driver = TheDriver();
-  if (driver.GetCurrent == nullptr || driver.SetCurrent == nullptr) {
-    throw DeviceError("CUDA: libcuda.so.1, NVIDIA's driver, cannot be loaded");
-  }
   void* context = nullptr;
-  CheckDriver(driver.GetCurrent(&context), "cuCtxGetCurrent");
+  CheckDriver(TheDriver().GetCurrent(&context), "cuCtxGetCurrent");
   return context;
 }
 
 // Makes a GPU the thread's current device. The destructor restores the thread's previous context,
-// or none. It uses the driver, because cudaSetDevice(0) would make a context on GPU 0 if no context
-// existed before.
+// or none. It uses the driver, because cudaSetDevice would make a context on a GPU without one.
 class CurrentDevice {
  public:
-  // If Renew throws, the destructor runs, because the delegated constructor has ended.
-  explicit CurrentDevice(int ordinal) : CurrentDevice(ordinal, CurrentContext()) { Renew(); }
+  // If Set throws, the destructor runs, because the delegated constructor has ended.
+  explicit CurrentDevice(int ordinal) : CurrentDevice(ordinal, CurrentContext()) { Set(); }
   ~CurrentDevice() { TheDriver().SetCurrent(context_before_); }
-  // Sets the device again, after a call of other code that may have changed it.
-  void Renew() const { MakeCurrent(TheDriver(), ordinal_); }
   CurrentDevice(const CurrentDevice&) = delete;
   CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+  // Must be called again after other code that may have changed the current device. The destructor
+  // bypasses the runtime, which may then believe that its device is still current. So this function
+  // also sets the device's context.
+  void Set() const {
+    static std::mutex mutex;
+    static auto& contexts = *new std::map<int, void*>;
+    SYNCBN_CUDA_CHECK(cudaSetDevice(ordinal_));
+    std::lock_guard<std::mutex> lock(mutex);
+    void*& context = contexts[ordinal_];
+    if (context == nullptr) {
+      SYNCBN_CUDA_CHECK(cudaFree(nullptr));  // older runtimes make the context at the first use
+      context = CurrentContext();
+    } else {
+      CheckDriver(TheDriver().SetCurrent(context), "cuCtxSetCurrent");
+    }
+  }
 
  private:
   CurrentDevice(int ordinal, void* before) : ordinal_(ordinal), context_before_(before) {}
@@ -187,9 +184,9 @@ class Lane {
 
 // ---- the backend -------------------------------------------------------------------------------
 
-// The most per-channel vectors of a call. Backward from x through an activation has 3 inputs of the
-// sums, 2 sums, 2 results and 5 coefficients; forward has 5 inputs, 2 moments, 2 results and 3
-// coefficients.
+// The most per-channel vectors of a call: 3 inputs of the sums, 2 sums, 2 results and 5
+// coefficients in backward from x through an activation. (Forward has 5 inputs, 2 moments, 2
+// results and 3 coefficients.)
 constexpr int64_t kPinnedVectors = 12;
 constexpr int64_t kDeviceVectors = 8;
 
@@ -319,8 +316,7 @@ class CudaBackend : public Backend {
     queued_.clear();
   }
 
-  // Runs a kernel with results in pinned memory, waits, and copies them to the host arrays of
-  // `pass`.
+  // Runs a kernel with results in pinned memory, waits, and copies them to the host.
   void Reduce(const ReductionPass& pass,
               void (*kernel)(const ReductionPass&, void*, cuda::Stream)) {
     ReductionPass on_device = pass;
@@ -344,7 +340,7 @@ class CudaBackend : public Backend {
   const Allocator allocator_;
   const Allocate allocate_ = [this](MemoryKind kind, size_t bytes) {
     const std::shared_ptr<void> memory = allocator_(device_, kind, bytes);
-    current_->Renew();
+    current_->Set();
     return memory;
   };
   Buffer kept_;
