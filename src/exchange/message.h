@@ -11,10 +11,10 @@
 namespace syncbn {
 
 enum class MessageKind : int32_t {
-  kPart,    // to the root: key, signature, ranks, and the numbers of a leaf
-  kResult,  // to a leaf: key, and the reduced numbers
-  kFail,    // to all: the text of the sender's failure
-  kLeave,   // to all: the sender sends nothing more, because its program ends
+  kPart,    // the root receives key, signature, ranks, and the numbers of a leaf
+  kResult,  // a leaf receives key and the reduced numbers
+  kFail,    // all ranks receive the text of the sender's failure
+  kLeave,   // all ranks learn that the sender sends nothing more, because its program ends
 };
 
 struct Message {

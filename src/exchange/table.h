@@ -54,7 +54,7 @@ struct Members {
   const std::string layer;    // its name
   std::set<Device> devices;   // devices that have called the layer
   std::set<Device> former;    // devices that called it before the net moved
-  Participants participants;  // of the next forward calls
+  Participants participants;  // the devices of the next forward calls
   int64_t generation = 0;     // tickets of an earlier generation are invalid
   int64_t resets = 0;         // the number of Table::Reset calls that this layer has followed
   std::map<Device, double> wait_seconds;
@@ -111,12 +111,12 @@ class Table {
   void Fail(const std::string& text, bool tell_ranks);
   // Returns the text of the failure, or an empty one.
   std::string Failure();
-  // Forgets all devices, and the failure unless other ranks have it. No call may be pending.
+  // Forgets all devices, and the failure unless other ranks have it. Call Fail before.
   void Reset();
 
   // Connects this process with the other ranks.
   void Connect(std::unique_ptr<Transport> transport);
-  // Tells the other ranks that this process ends, and ends its exchanges with them.
+  // Announces to other ranks that this process ends, and ends its exchanges with them.
   void Leave();
   // Leaves, waits until all other ranks have left or the time is over, and closes the transport.
   // Returns false if a rank has not left after a failure.

@@ -138,7 +138,7 @@ template <typename... Parts>
 struct Properties {
   Node node;
   Options options;
-  std::string error;  // of Create; ListArguments throws it
+  std::string error;  // ListArguments throws it, see Create
   std::vector<const char*> arguments;
   std::vector<int> x_shape, channel_shape, after_shape = {1};
   int dependencies[2];

@@ -100,7 +100,7 @@ void FailOperator(NDArray array, const std::string& text) {
     state.is_delivering = true;
   }
   if (PushError(watch->array.Handle(), text) != 0) {
-    // With MXNET_ENGINE_TYPE=NaiveEngine the work has run and failed in this thread.
+    // The work has failed in this thread: MXNET_ENGINE_TYPE=NaiveEngine runs it immediately.
     EndDelivery();
     throw dmlc::Error(text);
   }

@@ -159,7 +159,7 @@ void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& saved, const Gradie
     if (forward.keeps_x) input.in = forward.kept_x;
     input.from_output = options_.from_output && !forward.keeps_x;
     const size_t channels = forward.mean.size();
-    Numbers sums(2 * channels);  // of dz, then of dz * xmu
+    Numbers sums(2 * channels);  // sums of dz, then of dz * xmu
     ReductionPass reduction{input};
     reduction.first = sums.data();
     reduction.second = sums.data() + channels;
