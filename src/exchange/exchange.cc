@@ -8,13 +8,6 @@
 #include "core/moments.h"
 
 namespace syncbn {
-namespace {
-
-void Add(const Numbers& from, Numbers* to) {
-  for (size_t i = 0; i < from.size(); ++i) (*to)[i] += from[i];
-}
-
-}  // namespace
 
 void MergeMoments(const Numbers& from, Numbers* to) {
   Numbers& all = *to;
@@ -48,10 +41,14 @@ Numbers Exchange::Reduce() {
   while (++part != parts.end()) {
     const Numbers& higher = part->second.numbers;
     if (higher.size() != reduced.size() || (!is_sum && higher.size() % 2 == 0)) {
-      throw Error(Concat(key.Title(), ": all places must contribute ", reduced.size(),
+      throw Error(Concat(key.Title(), ": all devices and ranks must contribute ", reduced.size(),
                          " numbers, an odd number for moments, got ", higher.size()));
     }
-    is_sum ? Add(higher, &reduced) : MergeMoments(higher, &reduced);
+    if (!is_sum) {
+      MergeMoments(higher, &reduced);
+      continue;
+    }
+    for (size_t i = 0; i < reduced.size(); ++i) reduced[i] += higher[i];
   }
   parts.clear();
   return reduced;

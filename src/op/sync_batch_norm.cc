@@ -38,8 +38,7 @@ double SmallestSpread(DType dtype) {
 // Also, y must not be so small that its dtype has fewer digits or arithmetic flushes it to zero.
 bool CanReconstruct(const std::vector<double>& spread, const std::vector<double>& beta,
                     const Activation& activation, DType dtype) {
-  constexpr double kMaxShift =
-      8;  // limits |beta| / spread, and so the error u |beta| to 8 u spreads
+  constexpr double kMaxShift = 8;  // limits |beta| / spread
   const bool has_slope = activation.function != Function::kIdentity;
   const double min = SmallestSpread(dtype) / (has_slope ? std::min(1.0, activation.slope) : 1.0);
   for (size_t c = 0; c < spread.size(); ++c) {
