@@ -111,14 +111,12 @@ class NDArray {
 // exception becomes a dmlc::Error, which the user sees as an MXNetError with the same text.
 template <typename Body>
 int Callback(const Body& body) {
-  std::string text;
   try {
     body();
-    return 1;
   } catch (const std::exception& error) {
-    text = error.what();
+    throw dmlc::Error(error.what());
   }
-  throw dmlc::Error(text);
+  return 1;
 }
 
 // Completes an operator with an MXNetError; `array` is one of its arguments. Blocks until operators

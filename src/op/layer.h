@@ -17,8 +17,8 @@
 
 namespace syncbn {
 
-// Whether a batch whose mean or variance is not finite updates the running statistics, does not
-// update them, or raises an error.
+// A batch whose mean or variance is not finite updates the running statistics, does not update
+// them, or raises an error.
 enum class NonFinite { kPropagate, kSkip, kRaise };
 
 struct Options {

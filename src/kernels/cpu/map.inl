@@ -179,25 +179,25 @@ void MapColumns(const ElementwisePass& pass, const Tile& tile) {
   if constexpr (kMode == StoreMode::kStream) EndStreamingStores();
 }
 
+template <StoreMode kMode, typename Formula, typename T>
+MapTile MapByLayout(const ElementwisePass& pass) {
+  return pass.layout.inner < kMinPlane ? MapColumns<kMode, Formula, T>
+                                       : MapPlanes<kMode, Formula, T>;
+}
+
 // Returns the function that writes a tile of the pass.
 template <typename Formula, typename T>
 MapTile MapOf(const ElementwisePass& pass) {
-  const bool columns = pass.layout.inner < kMinPlane;
-  if (pass.mode == WriteMode::kAdd) {
-    return columns ? MapColumns<StoreMode::kAdd, Formula, T>
-                   : MapPlanes<StoreMode::kAdd, Formula, T>;
-  }
+  if (pass.mode == WriteMode::kAdd) return MapByLayout<StoreMode::kAdd, Formula, T>(pass);
   if constexpr (kCanStream<T>) {
     // Arrays that wrap memory of another library may be unaligned.
     const bool aligned = reinterpret_cast<uintptr_t>(pass.out) % sizeof(T) == 0;
     const int64_t size = pass.layout.outer * pass.layout.channels * pass.layout.inner;
     if (aligned && size * int64_t(sizeof(T)) >= kStreamBytes) {
-      return columns ? MapColumns<StoreMode::kStream, Formula, T>
-                     : MapPlanes<StoreMode::kStream, Formula, T>;
+      return MapByLayout<StoreMode::kStream, Formula, T>(pass);
     }
   }
-  return columns ? MapColumns<StoreMode::kAssign, Formula, T>
-                 : MapPlanes<StoreMode::kAssign, Formula, T>;
+  return MapByLayout<StoreMode::kAssign, Formula, T>(pass);
 }
 
 // ---- the second pass of forward: y = f(z), z = (x - mean) * scale + offset ----------------------

@@ -40,7 +40,6 @@ void AddSums(const ReductionPass& pass, double done, double count, const double*
 
 // Reduces all tiles and merges their results in order. An empty shard gives zeros.
 void Reduce(const ReductionPass& pass, ReduceTile reduce, MergeTile merge);
-// Writes all tiles.
 void Map(const ElementwisePass& pass, MapTile map);
 
 // The passes of one instruction set.
