@@ -18,7 +18,7 @@ constexpr int kVectorBytes = 16;
 constexpr int kMinPlane = 128;       // elements; smaller planes are cut into columns
 constexpr int kTileBytes = 128;      // a longer row of columns has only one unit of channels
 constexpr int64_t kBlocksEach = 16;  // per multiprocessor
-constexpr int64_t kFewVectors = 8;   // a thread has at least as many
+constexpr int64_t kFewVectors = 8;   // the least number of vectors per thread
 constexpr int64_t kCounters = 8192;  // tiles that blocks can share: each needs a counter
 constexpr int64_t kMaxTileChannels = kTileBytes / 2;  // float16 has 2 bytes
 
