@@ -1,13 +1,14 @@
 #include "exchange/exchange.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "core/error.h"
 #include "core/moments.h"
 
 namespace syncbn {
+
+constexpr int kArity = 32;
 
 void MergeMoments(const Numbers& from, Numbers* to) {
   Numbers& all = *to;
@@ -26,11 +27,32 @@ std::string Key::Title() const {
   return Concat("SyncBatchNorm '", layer, "', ", phase == Phase::kForward ? "forward" : "backward");
 }
 
-std::vector<int> Exchange::MissingRanks() const {
-  if (root >= 0) return {root};
-  std::vector<int> missing;
-  std::copy_if(leaves.begin(), leaves.end(), std::back_inserter(missing),
-               [&](int rank) { return !parts.count({rank}); });
+// Here a rank is its index in `ranks`, and a subtree is as wide as a power of kArity.
+Position PositionOf(int rank, const std::vector<int>& ranks) {
+  const int size = static_cast<int>(ranks.size());
+  const int index =
+      static_cast<int>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
+  Position position;
+  for (int64_t width = 1; width < size; width *= kArity, ++position.height) {
+    const int64_t offset = index % (width * kArity);
+    position.depth += offset >= width;
+    if (position.parent >= 0) continue;
+    if (offset > 0) position.parent = ranks[index - offset];
+    for (int64_t begin = index + width;
+         offset == 0 && begin < std::min<int64_t>(size, index + width * kArity); begin += width) {
+      const int64_t end = std::min<int64_t>(size, begin + width);
+      position.children.push_back({ranks[begin], static_cast<int>(end - begin)});
+    }
+  }
+  return position;
+}
+
+std::vector<Subtree> Exchange::Missing() const {
+  if (sent) return {{position.parent, 0}};
+  std::vector<Subtree> missing;
+  for (const Subtree& child : position.children) {
+    if (!parts.count({child.rank})) missing.push_back(child);
+  }
   return missing;
 }
 

@@ -1,9 +1,11 @@
 // One exchange: all devices of a layer contribute numbers, and all receive the reduced numbers.
-// table.h defines how an exchange begins and ends.
+// table.h defines how an exchange goes on and ends.
 //
-// The ranks form a star. Each rank reduces the numbers of its devices. The lowest rank is the root:
-// the others, its leaves, send it their result, and it answers all of them. Devices and ranks are
-// reduced in ascending order, so a result never depends on the order of arrival.
+// The places of an exchange make a tree. Each rank has its devices as leaves, and reduces the parts
+// of its devices and child ranks in the order of ranks and devices. It sends the result to its
+// parent; the root answers to all. Up to 32 ranks are a star around the first one. More ranks are
+// stars of 32 neighbours each, whose first ranks are again such stars. So a subtree is an interval
+// of ranks, and a result never depends on the order of arrival.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -47,14 +49,14 @@ inline bool operator<(const Key& a, const Key& b) {
          std::tie(b.is_local, b.call, b.phase, b.repeat, b.layer);
 }
 
-// The properties that must be equal on all devices and ranks.
+// The properties that must be equal at all places.
 struct Signature {
   Operation operation = Operation::kSum;
   DType dtype = DType::kFloat32;
   int64_t channels = 0;
   int64_t axis = 0;
   double epsilon = 0;
-  std::string text;  // only for a call of the program, which has no other property
+  std::string text;  // describes a call, which has no other field
 };
 
 inline bool operator==(const Signature& a, const Signature& b) {
@@ -62,7 +64,7 @@ inline bool operator==(const Signature& a, const Signature& b) {
          std::tie(b.operation, b.dtype, b.channels, b.axis, b.epsilon, b.text);
 }
 
-// A device of this rank, or a leaf.
+// A device of this rank, or a child rank. Parts are reduced in the order of their places.
 struct Place {
   int rank = 0;
   Device device{};
@@ -78,31 +80,44 @@ struct Part {
   std::vector<int64_t> shape{};  // the shape of the device's data, for errors
 };
 
+// A rank, and how many ranks it sends for.
+struct Subtree {
+  int rank, size;
+};
+
+// The place of a rank in the tree over `ranks`, which contain it.
+struct Position {
+  int parent = -1;  // none at the root
+  int depth = 0;    // the number of ranks above it
+  int height = 0;   // levels of the whole tree, without the root
+  std::vector<Subtree> children{};
+};
+Position PositionOf(int rank, const std::vector<int>& ranks);
+
 struct Members;  // table.h
 
 // The state of an exchange on this rank. A Table's mutex guards it, except `over`.
 struct Exchange {
   Key key;
   Signature signature;
-  std::vector<int> ranks;   // ascending; empty if only this process takes part
-  int root = -1;            // only on a leaf: the rank that receives this rank's numbers
-  std::vector<int> leaves;  // only on the root: all other ranks
-  Place first;              // the first device here, or the first leaf while no device has arrived
+  std::vector<int> ranks;  // ascending; empty for this process alone
+  Position position;
+  Place first;  // the first device here, or the first rank while no device has arrived
   std::map<Place, Part> parts;
-  Members* members = nullptr;  // null for a call of the program, or while no device has arrived
-  size_t devices = 0;          // the number that must arrive here; 0 while none has arrived
+  Members* members = nullptr;  // null for a call of the program, or while no device is here
+  size_t devices = 0;          // how many must arrive here; 0 while none has
   size_t arrived = 0;
-  Time start;                  // when the first device arrived
-  std::optional<size_t> sent;  // how many numbers the root has received from this leaf
+  Time start;                  // the first device's arrival
+  std::optional<size_t> sent;  // how many numbers the parent has received
   std::atomic<bool> over{false};
   std::condition_variable changed;
   Numbers result;
   std::string error;  // empty if there is a result
 
   bool AllDevicesAreHere() const { return devices > 0 && arrived == devices; }
-  // Returns the ranks whose message is missing: on a leaf the root, else the leaves without a part.
-  std::vector<int> MissingRanks() const;
-  // Reduces the parts in order, and clears them. Throws Error if their sizes do not fit.
+  // Return the children whose part is missing, or the parent if its answer is.
+  std::vector<Subtree> Missing() const;
+  // Reduce the parts in their order, and clear them. Throws Error if they do not fit.
   Numbers Reduce();
 };
 

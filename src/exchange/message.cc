@@ -1,4 +1,4 @@
-// The bytes of a message are a mark and all fields. The length of a text or array precedes it.
+// The bytes are a mark and then one field after the other, texts and arrays after their lengths.
 #include "exchange/message.h"
 
 #include <algorithm>
@@ -13,9 +13,9 @@ namespace syncbn {
 namespace {
 
 constexpr uint64_t kMark = 0x53424e38;            // change it with the format
-constexpr int64_t kMostCalls = int64_t{1} << 53;  // also limits repeats
+constexpr int64_t kMostCalls = int64_t{1} << 53;  // the most repeats as well
 
-// Calls `visit` for each field of a message, in the order of their bytes.
+// Call `visit` for each field of a message, in the order of their bytes.
 template <typename AnyMessage, typename Visit>
 void ForEachField(AnyMessage* message, const Visit& visit) {
   visit(message->kind);
@@ -87,11 +87,17 @@ bool IsUpTo(Enum last, Enum value) {
 
 bool IsCount(int64_t number) { return 0 <= number && number <= kMostCalls; }
 
-// Returns true if `rank` is the root of an exchange of these ranks, and `from` is a leaf of it.
-bool AreRanks(const std::vector<int>& ranks, int from, int rank, int size) {
-  const auto descends = std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>());
-  return descends == ranks.end() && ranks.front() == rank && ranks.back() < size &&
-         std::binary_search(ranks.begin(), ranks.end(), from);
+// Return true if the ranks ascend, are below `size` and contain the rank of this process.
+bool AreRanks(const std::vector<int>& ranks, int rank, int size) {
+  const auto not_ascending = std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>());
+  return !ranks.empty() && ranks.front() >= 0 && ranks.back() < size &&
+         not_ascending == ranks.end() && std::binary_search(ranks.begin(), ranks.end(), rank);
+}
+
+bool IsChild(int from, int rank, const std::vector<int>& ranks) {
+  const std::vector<Subtree> children = PositionOf(rank, ranks).children;
+  return std::any_of(children.begin(), children.end(),
+                     [&](const Subtree& child) { return child.rank == from; });
 }
 
 }  // namespace
@@ -131,8 +137,19 @@ Message Decode(const Bytes& bytes, int from, int rank, int size) {
     ranks.resize(static_cast<size_t>(size));
     std::iota(ranks.begin(), ranks.end(), 0);
   }
-  if (is_part && !AreRanks(ranks, from, rank, size)) Refuse();
+  if (is_part && !(AreRanks(ranks, rank, size) && IsChild(from, rank, ranks))) Refuse();
   return message;
+}
+
+void CheckPart(const Exchange& exchange, int from) {
+  if (exchange.sent || exchange.parts.count({from})) Refuse();
+}
+
+void CheckResult(const Exchange* exchange, int from, const Message& result) {
+  const bool is_awaited = exchange != nullptr && exchange->sent &&
+                          exchange->position.parent == from &&
+                          *exchange->sent == result.numbers.size();
+  if (!is_awaited) Refuse();
 }
 
 }  // namespace syncbn

@@ -1,5 +1,6 @@
-// The messages between processes, their bytes, and the checks of received bytes. All processes must
-// run one build on one kind of machine, because bytes are copied from memory.
+// The messages between processes, their bytes, and all checks of received messages. All processes
+// run one build on one kind of machine, so bytes are copied from memory. The first eight bytes
+// reveal another format.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -11,8 +12,8 @@
 namespace syncbn {
 
 enum class MessageKind : int32_t {
-  kPart,    // the root receives key, signature, ranks, and the numbers of a leaf
-  kResult,  // a leaf receives key and the reduced numbers
+  kPart,    // the parent receives key, signature, ranks, and the numbers of a subtree
+  kResult,  // a child rank receives key and the reduced numbers
   kFail,    // all ranks receive the text of the sender's failure
   kLeave,   // all ranks learn that the sender sends nothing more, because its program ends
 };
@@ -26,13 +27,18 @@ struct Message {
   std::string text{};
 };
 
-// Throws Error because of a message that no process of this version sends.
+// Throw Error for a message that no process of this version sends.
 [[noreturn]] void Refuse();
 
 Bytes Encode(const Message& message);
 
-// Returns the message that rank `from` of `size` has sent to `rank`. Its ranks are never empty if
-// it is a part. Throws Error if Encode cannot have made the bytes, or a part must not go to `rank`.
+// Return the message that rank `from` of `size` has sent to `rank`. A part without ranks gets all
+// ranks. Throw Error if Encode cannot have made the bytes, or if a part is not from a child.
 Message Decode(const Bytes& bytes, int from, int rank, int size);
+
+// Throw Error for a second part of `from` and for a part after the reduction.
+void CheckPart(const Exchange& exchange, int from);
+// Throw Error for a result that is not the parent's answer. A null exchange waits for no result.
+void CheckResult(const Exchange* exchange, int from, const Message& result);
 
 }  // namespace syncbn

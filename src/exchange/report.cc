@@ -1,6 +1,7 @@
-// An error names the exchange, the missing devices or ranks, and the cure.
+// A text has the exchange, who has arrived, who has not, and what to type.
 #include "exchange/report.h"
 
+#include <algorithm>
 #include <iomanip>
 
 #include "core/error.h"
@@ -57,23 +58,22 @@ std::string DevicesMissingReport(const Exchange& exchange, int rank, const std::
 
 std::string RanksMissingReport(const Exchange& exchange, int rank, const std::map<int, Key>& latest,
                                double seconds, const std::string& where) {
-  const bool is_leaf = exchange.root >= 0;
-  const std::vector<int> missing = exchange.MissingRanks();
-  std::vector<int> arrived{rank};
-  std::vector<std::string> texts;
-  for (const int leaf : exchange.leaves) {
-    if (exchange.parts.count({leaf})) arrived.push_back(leaf);
-  }
-  for (const int other : missing) {
-    const auto part = latest.find(other);
+  std::vector<int> arrived = exchange.sent ? std::vector<int>{rank} : exchange.ranks;
+  std::vector<std::string> missing;
+  for (const Subtree& other : exchange.Missing()) {
+    const auto begin = std::lower_bound(arrived.begin(), arrived.end(), other.rank);
+    arrived.erase(begin, begin + other.size);
+    const auto part = latest.find(other.rank);
     const std::string since = part == latest.end() ? "yet" : "since " + part->second.Title();
-    texts.push_back(Concat("rank ", other, ", which ",
-                           is_leaf ? "does not answer: it computes, has left the loop or has died"
-                                   : "has sent nothing " + since));
+    missing.push_back(
+        Concat("rank ", other.rank, ", which ",
+               exchange.sent ? "does not answer: it computes, has left the loop or has died"
+                             : "has sent nothing " + since,
+               other.size > 1 ? Concat(" (it sends for ", other.size, " ranks)") : ""));
   }
   return Concat(exchange.key.Title(), ": waited ", std::setprecision(4), seconds, " s for ",
                 missing.size(), " of ", exchange.ranks.size(),
-                " processes. Arrived: ", Ranks(arrived), ". Missing: ", Join(texts, "; "), ".",
+                " processes. Arrived: ", Ranks(arrived), ". Missing: ", Join(missing, "; "), ".",
                 kStartAgain, where, kHang);
 }
 

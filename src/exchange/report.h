@@ -22,7 +22,7 @@ struct Terms {
   Place place;
   const Signature& signature;
   const std::vector<int>& ranks;
-  size_t devices;  // 0 if a leaf contributes
+  size_t devices;  // 0 if a child rank contributes
 };
 std::string DisagreementReport(const Key& key, const Terms& a, const Terms& b);
 

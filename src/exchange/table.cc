@@ -151,12 +151,7 @@ Table::Shared Table::Find(const Key& key, const Terms& terms) {
     exchange->signature = terms.signature;
     exchange->ranks = terms.ranks;
     exchange->first = terms.place;
-    const std::vector<int>& ranks = terms.ranks;
-    if (!ranks.empty() && ranks.front() != peers_.rank()) {
-      exchange->root = ranks.front();
-    } else if (!ranks.empty()) {
-      exchange->leaves.assign(ranks.begin() + 1, ranks.end());
-    }
+    if (!terms.ranks.empty()) exchange->position = PositionOf(peers_.rank(), terms.ranks);
     return exchanges_[key] = exchange;
   }
   const Shared& exchange = is_over ? CallsOf(key).latest : found->second;
@@ -174,11 +169,9 @@ Table::Shared Table::Find(const Key& key, const Terms& terms) {
 bool Table::IsOver(Lock* lock, const Waiting& waiting, Time now) {
   const Exchange& exchange = *waiting.exchange;
   const auto is_late = [&](Time deadline) {
-    // Once all devices have arrived, only the last one waits for ranks, and the others wait for it.
+    // The last device waits for other ranks, and the others wait for that one.
     const bool waits = waiting.is_last || !exchange.AllDevicesAreHere();
-    // The root's error names the missing ranks, so leaves wait longer than the root.
-    if (exchange.sent) deadline += std::chrono::seconds(1);
-    return !exchange.over && waits && now >= deadline;
+    return !exchange.over && waits && now >= deadline && now >= deadline + Patience(exchange);
   };
   const bool gives_notice = !notice_given_ && !exchange.AllDevicesAreHere() &&
                             !is_late(waiting.deadline) && is_late(waiting.start + kNotice);
@@ -196,6 +189,17 @@ bool Table::IsOver(Lock* lock, const Waiting& waiting, Time now) {
   }
   FailLocked(text, !exchange.key.is_local);
   return true;
+}
+
+// A rank waits longer if another rank can name who is missing.
+Duration Table::Patience(const Exchange& exchange) const {
+  const Position& position = exchange.position;
+  if (exchange.sent) return std::chrono::seconds(position.height + position.depth - 1);
+  const std::vector<Subtree> missing = exchange.Missing();
+  const bool is_known = !exchange.AllDevicesAreHere() ||
+                        std::any_of(missing.begin(), missing.end(),
+                                    [](const Subtree& child) { return child.size == 1; });
+  return std::chrono::seconds(is_known ? 0 : position.height - 1 - position.depth);
 }
 
 std::string Table::MissingReport(const Waiting& waiting, double seconds,
@@ -246,34 +250,38 @@ void Table::Handle(int from, Message message) {
   if (message.kind == MessageKind::kPart) {
     latest_[from] = message.key;
     const Shared exchange = Find(message.key, {{from}, message.signature, message.ranks, 0});
-    if (!exchange->parts.emplace(Place{from}, Part{std::move(message.numbers)}).second) Refuse();
+    CheckPart(*exchange, from);
+    exchange->parts[{from}].numbers = std::move(message.numbers);
     return Advance(exchange);
   }
   const auto found = exchanges_.find(message.key);
-  const bool is_awaited = found != exchanges_.end() && found->second->root == from &&
-                          found->second->sent == message.numbers.size();
-  if (!is_awaited) Refuse();
+  CheckResult(found == exchanges_.end() ? nullptr : found->second.get(), from, message);
   Finish(found->second, std::move(message.numbers));
 }
 
-// Reduces the parts if all are here. A leaf sends the result to the root.
+// Reduce and send the result on if all parts are here.
 void Table::Advance(const Shared& exchange) {
-  const size_t awaited = exchange->devices + exchange->leaves.size();
+  const Position& position = exchange->position;
+  const size_t awaited = exchange->devices + position.children.size();
   if (exchange->AllDevicesAreHere() && exchange->parts.size() == awaited) {
     Numbers reduced = exchange->Reduce();
-    if (exchange->root < 0) return Finish(exchange, std::move(reduced));
+    if (position.parent < 0) return Finish(exchange, std::move(reduced));
     exchange->sent = reduced.size();
     const bool are_all = exchange->ranks.size() == static_cast<size_t>(peers_.size());
-    peers_.Send(exchange->root, {MessageKind::kPart, exchange->key, exchange->signature,
-                                 are_all ? std::vector<int>() : exchange->ranks, reduced});
+    peers_.Send(position.parent,
+                {MessageKind::kPart, exchange->key, exchange->signature,
+                 are_all ? std::vector<int>() : exchange->ranks, std::move(reduced)});
   }
   CheckLeft(*exchange);
 }
 
 void Table::Finish(const Shared& exchange, Numbers result) {
-  Message answer{MessageKind::kResult, exchange->key, {}, {}, std::move(result)};
-  for (const int leaf : exchange->leaves) peers_.Send(leaf, answer);
-  exchange->result = std::move(answer.numbers);
+  Message answer;
+  answer.kind = MessageKind::kResult;
+  answer.key = exchange->key;
+  answer.numbers = result;
+  for (const Subtree& child : exchange->position.children) peers_.Send(child.rank, answer);
+  exchange->result = std::move(result);
   End(exchange, "");
 }
 
@@ -375,9 +383,11 @@ void Table::Connect(std::unique_ptr<Transport> transport) {
 // Throws Error if the exchange needs a message of a rank that has left.
 void Table::CheckLeft(const Exchange& exchange) {
   if (exchange.key.is_local || exchange.arrived == 0) return;
-  for (const int rank : exchange.MissingRanks()) {
-    if (!peers_.HasLeft(rank)) continue;
-    throw Error(Concat(exchange.key.Title(), ": rank ", rank,
+  std::vector<Subtree> needed = exchange.Missing();
+  needed.push_back({exchange.position.parent, 0});
+  for (const Subtree& other : needed) {
+    if (!peers_.HasLeft(other.rank)) continue;
+    throw Error(Concat(exchange.key.Title(), ": rank ", other.rank,
                        " has left: its program has ended or called ", kShutdown,
                        ", so this exchange cannot complete."));
   }

@@ -145,6 +145,7 @@ class Table {
 
   Ticket Enter(const Contribution& own, const Key& key);
   Shared Find(const Key& key, const Terms& terms);
+  Duration Patience(const Exchange& exchange) const;
   std::string MissingReport(const Waiting& waiting, double seconds, const std::string& where) const;
 
   void Handle(int from, Message message);
