@@ -115,9 +115,9 @@ struct Exchange {
   std::string error;  // empty if there is a result
 
   bool AllDevicesAreHere() const { return devices > 0 && arrived == devices; }
-  // Return the children whose part is missing, or the parent if its answer is.
+  // Returns the children whose part is missing, or the parent if its answer is.
   std::vector<Subtree> Missing() const;
-  // Reduce the parts in their order, and clear them. Throws Error if they do not fit.
+  // Reduces the parts in their order, and clears them. Throws Error if they do not fit.
   Numbers Reduce();
 };
 

@@ -27,18 +27,18 @@ struct Message {
   std::string text{};
 };
 
-// Throw Error for a message that no process of this version sends.
+// Throws Error for a message that no process of this version sends.
 [[noreturn]] void Refuse();
 
 Bytes Encode(const Message& message);
 
-// Return the message that rank `from` of `size` has sent to `rank`. A part without ranks gets all
+// Returns the message that rank `from` of `size` has sent to `rank`. A part without ranks gets all
 // ranks. Throw Error if Encode cannot have made the bytes, or if a part is not from a child.
 Message Decode(const Bytes& bytes, int from, int rank, int size);
 
-// Throw Error for a second part of `from` and for a part after the reduction.
+// Throws Error for a second part of `from` and for a part after the reduction.
 void CheckPart(const Exchange& exchange, int from);
-// Throw Error for a result that is not the parent's answer. A null exchange waits for no result.
+// Throws Error for a result that is not the parent's answer. A null exchange waits for no result.
 void CheckResult(const Exchange* exchange, int from, const Message& result);
 
 }  // namespace syncbn

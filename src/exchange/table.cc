@@ -259,7 +259,7 @@ void Table::Handle(int from, Message message) {
   Finish(found->second, std::move(message.numbers));
 }
 
-// Reduce and send the result on if all parts are here.
+// Reduces and sends the result on if all parts are here.
 void Table::Advance(const Shared& exchange) {
   const Position& position = exchange->position;
   const size_t awaited = exchange->devices + position.children.size();
