@@ -17,8 +17,8 @@ if(NOT GLUON_SYNCBN_CUDA)
   return()
 endif()
 
-# Lists CMAKE_CUDA_COMPILER or CUDACXX if one of them is set, else every nvcc of this machine,
-# beginning with PATH.
+# Lists CMAKE_CUDA_COMPILER or CUDACXX if it is set, else every nvcc of this machine in the order of
+# PATH.
 function(list_nvccs result)
   set(found ${CMAKE_CUDA_COMPILER})
   if(NOT found)
@@ -73,7 +73,7 @@ function(find_nvcc result reason)
       set(${reason} ${failures} PARENT_SCOPE)
       return()
     endif()
-    # Report the first line with an error, or `status` if nvcc could not be started.
+    # The first line with an error, or `status` if nvcc could not be started.
     string(REGEX MATCH "[^\n]*(error|fatal|rror:)[^\n]*" line "${output}")
     if(NOT line)
       string(STRIP "${status} ${output}" line)
@@ -82,7 +82,7 @@ function(find_nvcc result reason)
     list(APPEND failures "${nvcc} does not work: ${line}")
   endforeach()
   if(NOT nvccs)
-    set(failures "there is no nvcc on PATH, in /usr/local/cuda*/bin or in Debian's place for it")
+    set(failures "there is no nvcc on PATH, in /usr/local/cuda*/bin or where Debian installs it")
   endif()
   set(${result} "" PARENT_SCOPE)
   set(${reason} ${failures} PARENT_SCOPE)
@@ -131,7 +131,7 @@ foreach(architecture ${CMAKE_CUDA_ARCHITECTURES} $ENV{CUDAARCHS})
   if(number AND NOT known MATCHES "compute_${number}[^0-9]")
     string(REGEX MATCHALL "[0-9]+" numbers "${known}")
     list(JOIN numbers ", " numbers)
-    message(FATAL_ERROR "CUDAARCHS must be of ${numbers}, which ${nvcc} builds, "
+    message(FATAL_ERROR "CUDAARCHS must be among ${numbers}, which ${nvcc} builds, "
                         "got ${architecture}")
   endif()
 endforeach()

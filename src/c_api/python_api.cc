@@ -1,6 +1,5 @@
-// The functions that Python calls through ctypes: registration, layers, timeouts, failures and
-// processes. If the comment does not say otherwise, a function that returns an int returns 0, or -1
-// with the text in gluon_syncbn_last_error.
+// The functions that Python calls through ctypes. An int result is 0, or -1 with the text in
+// gluon_syncbn_last_error, unless a comment says otherwise.
 #include <unistd.h>
 
 #include <algorithm>
@@ -41,7 +40,7 @@ struct LayerOptions {
 
 namespace {
 
-// Python has checked the ranges.
+// Python has checked the values.
 syncbn::Options ToOptions(const LayerOptions& given) {
   syncbn::Options options;
   options.contexts = syncbn::ParseDevices(given.contexts);
@@ -64,7 +63,7 @@ syncbn::Options ToOptions(const LayerOptions& given) {
 
 }  // namespace
 
-// The signatures that core/c_interface.h has recorded; Python compares them with its declarations.
+// The signatures of these functions, see core/c_interface.h.
 SYNCBN_EXPORT(const char*, gluon_syncbn_interface) { return syncbn::Interface().c_str(); }
 
 SYNCBN_EXPORT(const char*, gluon_syncbn_last_error) { return syncbn::LastError().c_str(); }
@@ -76,7 +75,6 @@ SYNCBN_EXPORT(int, gluon_syncbn_register, const char* libmxnet_path) {
   });
 }
 
-// Python calls this before a fork, without the GIL.
 SYNCBN_EXPORT(void, gluon_syncbn_wait_before_fork) { syncbn::WaitBeforeFork(); }
 
 // Creates a layer, which gluon_syncbn_release_layer releases. Returns null after an error.
@@ -90,7 +88,7 @@ SYNCBN_EXPORT(void, gluon_syncbn_release_layer, void* layer) {
 }
 
 // Sets the options of a layer for its next forward calls. If it `restarts`, no call may be pending,
-// and its devices may have called it a different number of times.
+// and the layer forgets its devices.
 SYNCBN_EXPORT(int, gluon_syncbn_set_options, const char* key, LayerOptions options, int restarts) {
   return CatchAll([&] {
     const auto layer = FindLayer(key);
@@ -99,7 +97,7 @@ SYNCBN_EXPORT(int, gluon_syncbn_set_options, const char* key, LayerOptions optio
   });
 }
 
-// Starts or ends the collection of a layer's moments, see op/layer.h.
+// Starts or ends the collection of a layer's moments, see CollectedMoments.
 SYNCBN_EXPORT(int, gluon_syncbn_collect, const char* key, int starts) {
   return CatchAll([&] {
     const auto layer = FindLayer(key);
@@ -107,10 +105,10 @@ SYNCBN_EXPORT(int, gluon_syncbn_collect, const char* key, int starts) {
   });
 }
 
-// Writes the first `size` collected numbers. Returns their total number, or -1 after an error.
+// Writes the first `size` numbers of CollectedMoments::Total. Returns the size of Total, or -1.
 SYNCBN_EXPORT(int64_t, gluon_syncbn_collected, const char* key, double* numbers, int64_t size) {
   return CatchAll(int64_t{-1}, [&] {
-    const std::vector<double> found = FindLayer(key)->collected.Numbers();
+    const syncbn::Numbers found = FindLayer(key)->collected.Total();
     const int64_t total = static_cast<int64_t>(found.size());
     std::copy_n(found.begin(), std::min(size, total), numbers);
     return total;
@@ -124,7 +122,7 @@ SYNCBN_EXPORT(int, gluon_syncbn_set_participants, const char* key, const char* d
   });
 }
 
-// The seconds that `device`, such as "cpu(0)", has waited for others in this layer.
+// The total seconds that `device`, such as "cpu(0)", has waited in this layer.
 SYNCBN_EXPORT(double, gluon_syncbn_wait_seconds, const char* key, const char* device) {
   return CatchAll(0.0, [&] {
     const syncbn::Device waiting = *syncbn::ParseDevices(device).begin();
@@ -132,24 +130,22 @@ SYNCBN_EXPORT(double, gluon_syncbn_wait_seconds, const char* key, const char* de
   });
 }
 
-// The seconds that the longest pending wait of a device has lasted.
+// See Table::LongestWait.
 SYNCBN_EXPORT(double, gluon_syncbn_longest_wait) {
   return CatchAll(0.0, [] { return Table::Get().LongestWait(); });
 }
 
 // ---- times and failures ------------------------------------------------------------------------
 
-// Engine function for MXEnginePushSyncND: stores the time of its execution, in seconds of the
-// monotonic clock.
+// Engine function: stores the time of its execution, in seconds of the monotonic clock.
 SYNCBN_EXPORT(void, gluon_syncbn_note_time, void* /*run_context*/, void* seconds) {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   *static_cast<double*>(seconds) = std::chrono::duration<double>(now).count();
 }
 
-// No-op engine function for MXEnginePushSyncND, pushed only for its dependencies.
+// Engine function that is pushed only for its dependencies.
 SYNCBN_EXPORT(void, gluon_syncbn_do_nothing, void* /*run_context*/, void* /*parameter*/) {}
 
-// See core/program.h.
 SYNCBN_EXPORT(void, gluon_syncbn_set_locator, void (*locate)()) { syncbn::SetLocator(locate); }
 
 SYNCBN_EXPORT(void, gluon_syncbn_tell_where, const char* text) { syncbn::ReportWhere(text); }
@@ -165,7 +161,7 @@ SYNCBN_EXPORT(const char*, gluon_syncbn_failure) {
   return text.c_str();
 }
 
-// Fails all devices. Fails also other processes that may wait for this one; with `everywhere` all.
+// Fails all devices, and the other processes if they may wait for this one or `everywhere` is true.
 SYNCBN_EXPORT(int, gluon_syncbn_fail_all, const char* text, int everywhere) {
   return CatchAll([&] { Table::Get().Fail(text, everywhere != 0); });
 }
@@ -222,8 +218,8 @@ SYNCBN_EXPORT(int, gluon_syncbn_distributed_leave) {
   return CatchAll([&] { Table::Get().Leave(); });
 }
 
-// Ends the process with this text after `seconds`, unless there is another call before. A
-// Python thread could not end a call that holds the GIL, like mpi4py's call of MPI_Init.
+// Ends the process with this text after `seconds`, unless the function is called again earlier. A
+// thread of Python could not do so while mpi4py calls MPI_Init with the GIL.
 SYNCBN_EXPORT(int, gluon_syncbn_exit_after, double seconds, const char* text) {
   static std::atomic<int> calls{0};
   return CatchAll([&, text = std::string(text)] {

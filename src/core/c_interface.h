@@ -1,12 +1,11 @@
-// Macros and helpers for exported C functions. They record the signatures, which Python compares
-// with its ctypes declarations, and convert exceptions to texts.
+// Helpers for C functions that Python calls: they record the functions' signatures, which Python
+// compares with its ctypes declarations, and convert exceptions to texts.
 #pragma once
 #include <exception>
 #include <string>
 #include <type_traits>
 
-// SYNCBN_EXPORT(int, name, double x) { ... } defines an exported function and records its
-// signature.
+// SYNCBN_EXPORT(int, name, double x) { ... } exports a function and records its signature.
 #define SYNCBN_EXPORT(result, name, ...)                                      \
   extern "C" __attribute__((visibility("default"))) result name(__VA_ARGS__); \
   static const bool name##_is_described = syncbn::Describe(#name, name);      \
@@ -14,7 +13,7 @@
 
 namespace syncbn {
 
-// One line for each function: its name, and the kind and size of its result and arguments.
+// A line for each function: its name, and the kind and size of its result and arguments.
 inline std::string& Interface() {
   static std::string lines;
   return lines;

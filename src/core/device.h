@@ -1,5 +1,4 @@
-// The name of a device. Every reduction uses the order of names, so a result never depends on the
-// order of arrival.
+// A device and its name. Devices have an order, in which reductions add their numbers.
 #pragma once
 #include <cstdio>
 #include <cstdlib>

@@ -1,5 +1,4 @@
-// The exception types of the library, and functions that build their texts. Only mxnet/ converts
-// them to MXNet's own error.
+// The exception types of the library, and functions that build texts.
 #pragma once
 #include <cstdint>
 #include <sstream>
@@ -13,9 +12,10 @@ struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// An error of one device; the operator adds the names of the layer and the device.
-struct DeviceError : Error {
-  using Error::Error;
+// An error on one device. The operator adds the names of the layer and the device, and reports it
+// to the other devices as an Error.
+struct DeviceError : std::runtime_error {
+  using std::runtime_error::runtime_error;
 };
 
 template <typename... Parts>

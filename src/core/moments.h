@@ -1,8 +1,6 @@
-// Moments of a set of numbers, and the factor that normalizes.
+// Moments of a set of numbers.
 #pragma once
-#include <cmath>
-
-#include "core/layout.h"
+#include "core/tensor.h"
 
 namespace syncbn {
 
@@ -12,7 +10,7 @@ struct Moments {
   double m2 = 0;  // sum of (x - mean)^2
 };
 
-// Returns the moments of both sets together. Chan, Golub, LeVeque: Algorithms for computing the
+// Returns the moments of the union of two sets. Chan, Golub, LeVeque: Algorithms for computing the
 // sample variance, doi:10.1080/00031305.1983.10483115.
 SYNCBN_HOST_DEVICE inline Moments Merge(const Moments& a, const Moments& b) {
   if (b.count == 0) return a;
@@ -22,7 +20,5 @@ SYNCBN_HOST_DEVICE inline Moments Merge(const Moments& a, const Moments& b) {
   const double weight = b.count / count;
   return {count, a.mean + delta * weight, a.m2 + b.m2 + delta * delta * a.count * weight};
 }
-
-inline double InvStd(double var, double epsilon) { return 1.0 / std::sqrt(var + epsilon); }
 
 }  // namespace syncbn

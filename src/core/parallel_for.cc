@@ -1,5 +1,4 @@
-// Jobs are on their callers' stacks, in one list under one mutex. The pool must outlive every
-// caller, so nothing here is destroyed.
+// The threads of the pool help any caller that has tasks, so callers share the processors.
 #include "core/parallel_for.h"
 
 #include <pthread.h>
@@ -21,18 +20,17 @@ namespace {
 // A worker picks another job after this many tasks, so that concurrent callers take turns.
 constexpr int kTasksPerTurn = 4;
 
-// The last helper usually finishes within one task: spinning for this many rounds is cheaper than
-// sleeping and waking up.
+// A caller spins so often before it sleeps, because helpers usually finish within one task.
 constexpr int kSpins = 4000;
 
+// The tasks of a call of ParallelFor, on the caller's stack.
 struct Job {
   const std::function<void(int64_t)>* task;
   int64_t tasks;
   std::atomic<int64_t> next{0};
   std::atomic<int> helpers{0};  // raised under the mutex, and only while the job is in the list
 
-  // Runs up to `turn` tasks. A task that throws ends the process, because other threads use the
-  // job.
+  // Runs up to `turn` tasks. They must not throw, because other threads use the job.
   void Run(int64_t turn) noexcept {
     for (; turn > 0; --turn) {
       const int64_t i = next.fetch_add(1, std::memory_order_relaxed);
@@ -41,7 +39,6 @@ struct Job {
     }
   }
   bool HasTasks() const { return next.load(std::memory_order_relaxed) < tasks; }
-  int Helpers() const { return helpers.load(std::memory_order_relaxed); }
 };
 
 int CountThreads() {
@@ -60,6 +57,10 @@ inline void Pause() {
 #endif
 }
 
+// A fork copies the pool's state, perhaps locked, but not its workers. So a child process that
+// forked after the first use never touches the pool and computes on the calling thread.
+std::atomic<bool> workers_lost{false};
+
 class Pool {
  public:
   void Run(Job* job) {
@@ -77,6 +78,7 @@ class Pool {
 
  private:
   void Start() {
+    pthread_atfork(nullptr, nullptr, [] { workers_lost = true; });
     // Only the program's threads handle signals.
     sigset_t all, before;
     sigfillset(&all);
@@ -84,7 +86,7 @@ class Pool {
     try {
       for (int i = 1; i < NumThreads(); ++i) std::thread([this] { Work(); }).detach();
     } catch (const std::system_error&) {
-      // The system has no more threads: the callers and the running threads do the work.
+      // The system has no more threads. Fewer workers suffice.
     }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
@@ -123,40 +125,28 @@ class Pool {
     }
   }
 
-  // Returns the job with the fewest helpers; among equal jobs, the job that was helped longest ago.
-  // Returns null while callers and workers already occupy all processors.
+  // Returns the job with tasks that was helped longest ago, or null while callers and workers
+  // already occupy all processors.
   Job* Pick() {
     if (callers_ + helping_ >= NumThreads()) return nullptr;
-    auto best = jobs_.end();
-    for (auto job = jobs_.begin(); job != jobs_.end(); ++job) {
-      if (!(*job)->HasTasks()) continue;
-      if (best == jobs_.end() || (*job)->Helpers() < (*best)->Helpers()) best = job;
-    }
-    if (best == jobs_.end()) return nullptr;
-    std::rotate(best, best + 1, jobs_.end());
+    const auto has_tasks = [](const Job* job) { return job->HasTasks(); };
+    const auto picked = std::find_if(jobs_.begin(), jobs_.end(), has_tasks);
+    if (picked == jobs_.end()) return nullptr;
+    std::rotate(picked, picked + 1, jobs_.end());
     return jobs_.back();
   }
 
   std::once_flag start_;
   std::mutex mutex_;
-  std::condition_variable wake_;      // workers: there may be a job to help
-  std::condition_variable finished_;  // callers: a job has lost its last helper
+  std::condition_variable wake_;      // wakes workers for a job
+  std::condition_variable finished_;  // wakes callers after a job has lost its last helper
   std::vector<Job*> jobs_;            // the job that was helped longest ago is first
   int callers_ = 0;
   int helping_ = 0;
 };
 
-// Never destroyed: detached workers sleep in it until the process ends.
+// Never destroyed, because detached workers sleep in it until the process ends.
 Pool* const pool = new Pool;
-
-// A fork copies the pool's state, perhaps locked, but not its workers. So a child process that
-// forked after the first use never touches the pool and computes on the calling thread.
-std::atomic<bool> workers_lost{false};
-
-void WatchForks() {
-  static std::once_flag first;
-  std::call_once(first, [] { pthread_atfork(nullptr, nullptr, [] { workers_lost = true; }); });
-}
 
 }  // namespace
 
@@ -170,7 +160,6 @@ void ParallelFor(int64_t tasks, const std::function<void(int64_t)>& task) {
     for (int64_t i = 0; i < tasks; ++i) task(i);
     return;
   }
-  WatchForks();
   Job job{&task, tasks};
   pool->Run(&job);
 }

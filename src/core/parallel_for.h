@@ -1,5 +1,4 @@
-// One pool of threads for all operators of the process. Several contexts neither start a team of
-// threads each nor starve one another: idle threads help any job that still has tasks.
+// A pool of threads that all operators of the process share.
 #pragma once
 #include <cstdint>
 #include <functional>

@@ -1,5 +1,5 @@
 // The locator is a Python function and needs the GIL. A thread that forks may hold the GIL while it
-// waits for the operator that calls WhereProgramStands, so a separate thread calls the locator.
+// waits for the caller of WhereProgramStands, so a separate thread calls the locator.
 #include "core/program.h"
 
 #include <atomic>
@@ -32,7 +32,8 @@ std::string WhereProgramStands() {
   }).detach();
   while (!answer->is_ready) {
     if (forks > 0) return "";
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // a fork could copy a locked mutex
+    // There is no mutex, which a fork could copy while it is locked.
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   return answer->text;
 }

@@ -1,19 +1,18 @@
-// The lines that the Python program is executing; errors of waits show them.
+// Finds the lines that the Python program is executing, for the errors of waits.
 #pragma once
 #include <string>
 
 namespace syncbn {
 
-// Returns lines that begin with a line feed, like "\nThe program stands at train.py:41: ...", or an
-// empty text if no locator is set or the process forks. The caller must not hold a mutex that the
-// program's threads lock.
+// Returns lines like "\nThe program stands at train.py:41: ...", or an empty text if no locator is
+// set or the process forks. The caller must not hold a mutex that the program's threads lock.
 std::string WhereProgramStands();
 
-// The process forks between these two calls.
+// Must be called before and after each fork.
 void BeginFork();
 void EndFork();
 
-// `locate` reports the lines with ReportWhere, on the calling thread. Pass null to disable.
+// Sets the function that WhereProgramStands calls, or null. `locate` calls ReportWhere.
 void SetLocator(void (*locate)());
 void ReportWhere(const char* text);
 

@@ -7,13 +7,8 @@
 #include "core/moments.h"
 
 namespace syncbn {
-namespace {
 
 constexpr int kArity = 32;
-
-void Add(const Numbers& from, Numbers* to) {
-  for (size_t i = 0; i < from.size(); ++i) (*to)[i] += from[i];
-}
 
 void MergeMoments(const Numbers& from, Numbers* to) {
   Numbers& all = *to;
@@ -26,8 +21,6 @@ void MergeMoments(const Numbers& from, Numbers* to) {
   }
   all[0] += from[0];
 }
-
-}  // namespace
 
 std::string Key::Title() const {
   if (phase == Phase::kCall) return layer;
@@ -70,10 +63,14 @@ Numbers Exchange::Reduce() {
   while (++part != parts.end()) {
     const Numbers& higher = part->second.numbers;
     if (higher.size() != reduced.size() || (!is_sum && higher.size() % 2 == 0)) {
-      throw Error(Concat(key.Title(), ": all places must contribute ", reduced.size(),
+      throw Error(Concat(key.Title(), ": all devices and ranks must contribute ", reduced.size(),
                          " numbers, an odd number for moments, got ", higher.size()));
     }
-    is_sum ? Add(higher, &reduced) : MergeMoments(higher, &reduced);
+    if (!is_sum) {
+      MergeMoments(higher, &reduced);
+      continue;
+    }
+    for (size_t i = 0; i < reduced.size(); ++i) reduced[i] += higher[i];
   }
   parts.clear();
   return reduced;

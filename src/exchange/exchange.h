@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "core/device.h"
-#include "core/dtype.h"
+#include "core/tensor.h"
 #include "exchange/wait.h"
 
 namespace syncbn {
@@ -26,16 +26,19 @@ using Numbers = std::vector<double>;
 
 enum class Phase : int32_t { kForward, kBackward, kCall };  // kCall: a named call of the program
 
-// The numbers are a sum's terms, or (count, mean[C], m2[C]).
+// The numbers are the terms of sums, or moments: (count, mean[C], m2[C]).
 enum class Operation : int32_t { kSum, kMoments };
 
-// All contributions to an exchange have its key. Exchanges match by key, never by their order, so a
-// layer can have several exchanges in flight. Each key is used once.
+// Merges moments into `to`.
+void MergeMoments(const Numbers& from, Numbers* to);
+
+// Identifies an exchange on all devices and ranks. Each key is used once. Contributions match by
+// key, never by order, so a layer can have several pending exchanges.
 struct Key {
   bool is_local = false;  // no other rank takes part or sees the key
-  std::string layer;      // the layer's or a call's name, equal on all ranks
+  std::string layer;      // the name of the layer or call, equal on all ranks
   Phase phase = Phase::kForward;
-  int64_t call = 0;    // the number of the forward call, which its backward calls have too
+  int64_t call = 0;    // the number of the forward call; its backward calls have the same number
   int64_t repeat = 0;  // how many backward calls of this forward call came before
 
   std::string Title() const;  // "SyncBatchNorm 'norm0', forward"
@@ -74,7 +77,7 @@ inline bool operator<(const Place& a, const Place& b) {
 // The contribution of a place.
 struct Part {
   Numbers numbers;
-  std::vector<int64_t> shape{};  // the device's data has this shape; errors show it
+  std::vector<int64_t> shape{};  // the shape of the device's data, for errors
 };
 
 // A rank, and how many ranks it sends for.
@@ -93,8 +96,7 @@ Position PositionOf(int rank, const std::vector<int>& ranks);
 
 struct Members;  // table.h
 
-// An exchange as this rank sees it. Its table guards it with a mutex, except `over`, which waiting
-// threads poll.
+// The state of an exchange on this rank. A Table's mutex guards it, except `over`.
 struct Exchange {
   Key key;
   Signature signature;
@@ -113,9 +115,9 @@ struct Exchange {
   std::string error;  // empty if there is a result
 
   bool AllDevicesAreHere() const { return devices > 0 && arrived == devices; }
-  // Return the children whose part is missing, or the parent if its answer is.
+  // Returns the children whose part is missing, or the parent if its answer is.
   std::vector<Subtree> Missing() const;
-  // Reduce the parts in their order, and clear them. Throws Error if they do not fit.
+  // Reduces the parts in their order, and clears them. Throws Error if they do not fit.
   Numbers Reduce();
 };
 

@@ -15,7 +15,7 @@ namespace {
 constexpr uint64_t kMark = 0x53424e38;            // change it with the format
 constexpr int64_t kMostCalls = int64_t{1} << 53;  // the most repeats as well
 
-// Call `visit` for each field of a message, in the order of their bytes.
+// Calls `visit` for each field of a message, in the order of their bytes.
 template <typename AnyMessage, typename Visit>
 void ForEachField(AnyMessage* message, const Visit& visit) {
   visit(message->kind);
@@ -87,7 +87,7 @@ bool IsUpTo(Enum last, Enum value) {
 
 bool IsCount(int64_t number) { return 0 <= number && number <= kMostCalls; }
 
-// Return true if the ranks ascend, are below `size` and contain the rank of this process.
+// Returns true if the ranks ascend, are below `size` and contain the rank of this process.
 bool AreRanks(const std::vector<int>& ranks, int rank, int size) {
   const auto not_ascending = std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>());
   return !ranks.empty() && ranks.front() >= 0 && ranks.back() < size &&

@@ -13,9 +13,9 @@ namespace syncbn {
 
 enum class MessageKind : int32_t {
   kPart,    // the parent receives key, signature, ranks, and the numbers of a subtree
-  kResult,  // a child receives key and numbers
-  kFail,    // all receive the text of the sender's failure
-  kLeave,   // the sender's program ends, and sends nothing more
+  kResult,  // a child rank receives key and the reduced numbers
+  kFail,    // all ranks receive the text of the sender's failure
+  kLeave,   // all ranks learn that the sender sends nothing more, because its program ends
 };
 
 struct Message {
@@ -27,18 +27,18 @@ struct Message {
   std::string text{};
 };
 
-// Throw Error for a message that no process of this version sends.
+// Throws Error for a message that no process of this version sends.
 [[noreturn]] void Refuse();
 
 Bytes Encode(const Message& message);
 
-// Return the message that rank `from` of `size` has sent to `rank`. A part without ranks gets all
+// Returns the message that rank `from` of `size` has sent to `rank`. A part without ranks gets all
 // ranks. Throw Error if Encode cannot have made the bytes, or if a part is not from a child.
 Message Decode(const Bytes& bytes, int from, int rank, int size);
 
-// Throw Error for a second part of `from` and for a part after the reduction.
+// Throws Error for a second part of `from` and for a part after the reduction.
 void CheckPart(const Exchange& exchange, int from);
-// Throw Error for a result that is not the parent's answer. A null exchange waits for no result.
+// Throws Error for a result that is not the parent's answer. A null exchange waits for no result.
 void CheckResult(const Exchange* exchange, int from, const Message& result);
 
 }  // namespace syncbn

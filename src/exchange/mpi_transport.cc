@@ -1,5 +1,5 @@
-// Messages over a communicator of mpi4py. Only this file needs MPI, so native/processes.py loads it
-// as a separate library. It calls plain functions of MPI 3, which every implementation has.
+// Messages over a communicator of mpi4py. This file is a library of its own, because nothing else
+// needs MPI. It calls plain functions of MPI 3, which every implementation has.
 #include <mpi.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -28,7 +28,7 @@ void Check(int code, const char* function) {
   throw Error(Concat(function, " failed: ", std::string(text, length)));
 }
 
-// MPICH's launcher loses what it has not read from the pipe when MPI_Abort is called.
+// Waits until stderr, a pipe of the launcher, is read: MPICH's loses unread output at MPI_Abort.
 void AwaitReader() {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(2);
   for (int unread = 0; ioctl(STDERR_FILENO, FIONREAD, &unread) == 0 && unread > 0;) {
@@ -37,10 +37,10 @@ void AwaitReader() {
   }
 }
 
-// MPI_Finalize would wait without end for a rank that hangs.
+// An MPI_Comm_delete_attr_function, called by MPI_Finalize, which never ends if a rank hangs.
 int CallClosing(MPI_Comm, int, void* closing, void*) noexcept {
   bool all_end = false;
-  syncbn::CatchAll([&] { all_end = (*static_cast<std::function<bool()>*>(closing))(); });
+  CatchAll([&] { all_end = (*static_cast<std::function<bool()>*>(closing))(); });
   if (!all_end) {
     std::fputs("gluon_syncbn ends all ranks, because one of them hangs after a failure\n", stderr);
     AwaitReader();
@@ -49,15 +49,14 @@ int CallClosing(MPI_Comm, int, void* closing, void*) noexcept {
   return MPI_SUCCESS;
 }
 
-// One receive is always posted for the next sender, because a message that finds a receive needs
-// neither a second look nor a second buffer of MPI. So the longest message is known.
+// A receive is posted before its message arrives, because MPI then needs no buffer of its own. So
+// messages have a largest size.
 class MpiTransport : public Transport {
  public:
   explicit MpiTransport(MPI_Comm comm) : comm_(comm), buffer_(new char[kMostBytes]) {
     MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
     MPI_Comm_rank(comm_, &rank_);
     MPI_Comm_size(comm_, &size_);
-    PostReceive();
   }
 
   int rank() const override { return rank_; }
@@ -78,7 +77,7 @@ class MpiTransport : public Transport {
 
   bool Receive(int* from, Bytes* message) override {
     if (!sends_.empty()) ForgetSent();
-    if (receive_ == MPI_REQUEST_NULL) PostReceive();  // after an error
+    if (receive_ == MPI_REQUEST_NULL) PostReceive();  // the first one, or after an error
     int done = 0, bytes = 0;
     MPI_Status status;
     Check(MPI_Test(&receive_, &done, &status), "MPI_Test");
@@ -110,8 +109,8 @@ class MpiTransport : public Transport {
  private:
   static constexpr size_t kMostBytes = 1 << 24;  // the moments of a million channels
 
-  struct Sending {  // MPI reads it until the request is done
-    Bytes message;
+  struct Sending {
+    Bytes message;  // MPI reads it until the request is done
     MPI_Request request;
   };
 
@@ -140,18 +139,18 @@ class MpiTransport : public Transport {
 }  // namespace
 }  // namespace syncbn
 
-// The lines of core/c_interface.h, which the package compares with what it calls.
+// The signatures of these functions, see core/c_interface.h.
 SYNCBN_EXPORT(const char*, gluon_syncbn_interface) { return syncbn::Interface().c_str(); }
 
-// Return true if the MPI that was linked at run time is the MPI that mpi4py has initialized.
+// Returns true if the loaded MPI is the MPI that mpi4py has initialized.
 SYNCBN_EXPORT(int, gluon_syncbn_mpi_initialized) {
   int is = 0;
   MPI_Initialized(&is);
   return is;
 }
 
-// Return a syncbn::Transport over this communicator, which no one else may use. The caller owns it.
-// Fortran's handles are integers in every MPI.
+// Returns a new syncbn::Transport over a communicator that nothing else uses. The argument is a
+// Fortran handle, because these are integers in every MPI.
 SYNCBN_EXPORT(void*, gluon_syncbn_mpi_transport, int comm) {
   return static_cast<syncbn::Transport*>(new syncbn::MpiTransport(MPI_Comm_f2c(comm)));
 }

@@ -50,20 +50,21 @@ void Peers::Send(int to, const Message& message) {
   }
 }
 
-void Peers::Tell(const Message& message) {
+void Peers::Broadcast(const Message& message) {
   for (int to = 0; to < size(); ++to) {
-    // A rank that has left waits only until the others have left.
+    // A rank that has left waits only for the announcements that others leave.
     if (to == rank() || (HasLeft(to) && message.kind != MessageKind::kLeave)) continue;
     try {
       Send(to, message);
-    } catch (const Error&) {  // the other ranks are told
+    } catch (const Error&) {
+      // The other ranks still get the message.
     }
   }
 }
 
 void Peers::Leave() {
   if (std::exchange(has_left_, true)) return;
-  Tell({MessageKind::kLeave});
+  Broadcast({MessageKind::kLeave});
 }
 
 void Peers::Close() {

@@ -1,5 +1,5 @@
-// An exchange's life in its order: devices arrive and wait; parts of other ranks come; when all are
-// here, they are reduced and answered. Failures and leaving follow.
+// The functions follow an exchange: devices arrive and wait, parts of other ranks arrive, and all
+// are reduced. Failures and the end of the program follow.
 #include "exchange/table.h"
 
 #include <pthread.h>
@@ -15,10 +15,10 @@
 namespace syncbn {
 namespace {
 
-constexpr std::chrono::seconds kNotice{10};  // a longer wait prints its reason
+constexpr std::chrono::seconds kNotice{10};  // a longer wait prints its error early
 constexpr char kShutdown[] = "gluon_syncbn.distributed.shutdown()";
-constexpr double kEndSeconds = 2;     // limits how long a transport delivers the last messages
-constexpr double kCloseSeconds = 30;  // limits how long others may take to leave
+constexpr double kDeliverySeconds = 2;  // limits the wait until the last messages are delivered
+constexpr double kCloseSeconds = 30;    // limits the wait until other ranks have left
 
 }  // namespace
 
@@ -41,7 +41,7 @@ Numbers Table::Contribute(const Contribution& own, Ticket* ticket) {
     }
   }
   if (!exchange.error.empty()) throw Error(exchange.error);
-  // A large message goes out only while the sender looks; its receiver is looking already.
+  // A large message makes progress only while this thread polls.
   if (carries) {
     ServeUntil(&lock, ToSeconds(waiting.deadline - Clock::now()), [&] { return !peers_.Busy(); });
   }
@@ -104,9 +104,9 @@ Waiting Table::Arrive(const Contribution& own, Ticket* ticket, Time now) {
   }
 }
 
-// If one device too many calls, either the net has moved and the old devices no longer call, or
-// more devices are in use than `own.devices`. A former device must not return, because its batch
-// would be reduced with another batch of the new devices.
+// Returns the ticket of a forward call. If one device too many calls, either the net has moved and
+// the old devices no longer call, or more devices are in use than `own.devices`. A former device
+// must not return, because its batch would be reduced with another batch of the new devices.
 Ticket Table::Enter(const Contribution& own, const Key& key) {
   Members& members = *own.members;
   const Place place{peers_.rank(), own.device};
@@ -139,7 +139,7 @@ Ticket Table::Enter(const Contribution& own, const Key& key) {
   return {CallsOf(key).next++, members.generation, participants};
 }
 
-// Return the exchange of this key. Throws Error if it began on other terms.
+// Returns the exchange of this key. Throws Error if it began with other terms.
 Table::Shared Table::Find(const Key& key, const Terms& terms) {
   const auto found = exchanges_.find(key);
   const bool is_new = found == exchanges_.end();
@@ -165,7 +165,7 @@ Table::Shared Table::Find(const Key& key, const Terms& terms) {
       key, {exchange->first, exchange->signature, exchange->ranks, exchange->devices}, terms));
 }
 
-// Return true if the wait has ended. It ends here when its time is over.
+// Returns true if the wait is over. After the deadline this function fails all exchanges.
 bool Table::IsOver(Lock* lock, const Waiting& waiting, Time now) {
   const Exchange& exchange = *waiting.exchange;
   const auto is_late = [&](Time deadline) {
@@ -222,7 +222,7 @@ std::string Table::MissingReport(const Waiting& waiting, double seconds,
 
 // ---- parts of other ranks, and the result ------------------------------------------------------
 
-// Carry messages. Return false if none has arrived.
+// Handles all messages that have arrived. Returns false if there was none.
 bool Table::Serve() {
   bool any = false;
   try {
@@ -238,7 +238,7 @@ bool Table::Serve() {
 
 void Table::Handle(int from, Message message) {
   if (message.kind == MessageKind::kFail) {
-    failed_for_good_ = true;  // the sender tells all ranks
+    failed_for_good_ = true;  // the sender sends it to all ranks
     return FailLocked(Concat("ended because of an error on rank ", from, ": ", message.text),
                       false);
   }
@@ -259,7 +259,7 @@ void Table::Handle(int from, Message message) {
   Finish(found->second, std::move(message.numbers));
 }
 
-// Reduce and send the result on if all parts are here.
+// Reduces and sends the result on if all parts are here.
 void Table::Advance(const Shared& exchange) {
   const Position& position = exchange->position;
   const size_t awaited = exchange->devices + position.children.size();
@@ -317,7 +317,7 @@ void Table::FailLocked(const std::string& text, bool tell_ranks) {
     Message message;
     message.kind = MessageKind::kFail;
     message.text = failure_;
-    peers_.Tell(message);
+    peers_.Broadcast(message);
   }
   EndWhere(failure_, [&](const Exchange& e) { return failed_for_good_ || e.key.is_local; });
 }
@@ -380,7 +380,7 @@ void Table::Connect(std::unique_ptr<Transport> transport) {
   });
 }
 
-// A rank that has left sends no part, and no result.
+// Throws Error if the exchange needs a message of a rank that has left.
 void Table::CheckLeft(const Exchange& exchange) {
   if (exchange.key.is_local || exchange.arrived == 0) return;
   std::vector<Subtree> needed = exchange.Missing();
@@ -407,7 +407,7 @@ bool Table::Disconnect(double seconds, double seconds_after_failure) {
   Serve();
   ServeUntil(&lock, failed_for_good_ ? seconds_after_failure : seconds,
              [&] { return peers_.AllHaveLeft(); });
-  ServeUntil(&lock, kEndSeconds, [&] { return !peers_.Busy(); });
+  ServeUntil(&lock, kDeliverySeconds, [&] { return !peers_.Busy(); });
   peers_.Close();
   return !failed_for_good_ || peers_.AllHaveLeft();
 }
@@ -415,13 +415,13 @@ bool Table::Disconnect(double seconds, double seconds_after_failure) {
 template <typename Predicate>
 void Table::ServeUntil(Lock* lock, double seconds, const Predicate& over) {
   const Time deadline = Clock::now() + ToDuration(seconds);
-  std::condition_variable nobody;
+  std::condition_variable nothing;
   const std::atomic<bool> never{false};
   for (Pause pause(true); !peers_.closed() && !over() && Clock::now() < deadline;) {
     if (Serve()) {
       pause.Restart();
     } else {
-      pause(lock, never, &nobody, deadline);
+      pause(lock, never, &nothing, deadline);
     }
   }
 }

@@ -26,10 +26,10 @@ inline double ToSeconds(Duration duration) {
   return std::chrono::duration<double>(duration).count();
 }
 
-// A thread first stays awake, because waking a sleeping thread takes longer than an exchange.
+// Pauses of a waiting thread, which first stays awake: waking up takes longer than an exchange.
 class Pause {
  public:
-  // A thread that `carries` messages looks for them between its pauses, which stay short.
+  // A thread that `carries` messages polls for them between its pauses, which stay short.
   explicit Pause(bool carries) : carries_(carries) {}
   ~Pause() {
     if (slack_ > 0) prctl(PR_SET_TIMERSLACK, slack_);
@@ -38,9 +38,9 @@ class Pause {
 
   void Restart() { start_ = Clock::now(); }
 
-  // Release the mutex for one pause. It ends early at a `deadline` that lies ahead, and when
-  // `changed` announces `over`. Return how long the process was stopped (Ctrl-Z, a debugger, a
-  // suspended job), to be added to deadlines for other threads, which were stopped as well.
+  // Releases the mutex for one pause, which ends early at a `deadline` in the future, or when
+  // `changed` is notified of `over`. Returns how long the process was stopped (Ctrl-Z, a debugger,
+  // a suspended job). The caller extends its deadline by that time.
   Duration operator()(std::unique_lock<std::mutex>* lock, const std::atomic<bool>& over,
                       std::condition_variable* changed, Time deadline) {
     const Time now = Clock::now();
@@ -64,15 +64,14 @@ class Pause {
   }
 
  private:
-  // Linux makes the shortest sleep last 50 us by default. This would slow down processes that wait
-  // for each other in turn.
+  // Linux makes every sleep 50 us longer by default, which would slow down an exchange.
   void LowerSlack() {
     if (slack_ > 0) return;
     slack_ = std::max(1, prctl(PR_GET_TIMERSLACK));
     prctl(PR_SET_TIMERSLACK, 1);
   }
 
-  // Longer than devices or processes of one machine that arrive together wait for each other.
+  // Devices or processes of one machine that arrive together wait for a shorter time.
   static constexpr std::chrono::microseconds kAwake{50}, kAwakeForMessages{200};
   static constexpr std::chrono::seconds kSleep{1};
   static constexpr std::chrono::microseconds kSleepForMessages{500};

@@ -4,27 +4,25 @@
 //
 // Forward:   z = (x - mean) * scale + offset,  y = f(z),  f(z) = z for z > 0, else slope * z
 //
-// Backward needs xmu = x - mean and dz = dy * f'(z) from each element of dy and of the saved
-// tensor:
-//   x was saved:  xmu = x - mean                          f'(z) by the sign of z
-//   y was saved:  z = f^-1(y), xmu * scale = z - offset   f'(z) by the sign of y, which is the sign
-//                 of z if the slope is positive
-// Both cases compute centered = (x or f^-1(y)) - center, where center is the mean or the offset.
-// `centered` is xmu, or xmu * scale if y was saved. In the second case a pass divides by the scale
-// once for each channel (the sum of dz * centered, or the coefficient of centered), not for each
-// element.
+// Backward needs xmu = x - mean and dz = dy * f'(z) from each element of dy and the saved tensor:
+//   x was saved:  centered = x - mean = xmu                  and f'(z) from the sign of z
+//   y was saved:  centered = f^-1(y) - offset = xmu * scale  and f'(z) from the sign of y, which is
+//                 the sign of z if the slope is positive
+// If y was saved, a pass divides by the scale once for each channel, not for each element: the sum
+// of dz * centered, or the coefficient of centered.
 SYNCBN_FORMULA const double* CenterOf(const PassInput& input) {
   return input.from_output ? input.offset : input.mean;
 }
 
-// Converts a coefficient or a sum of xmu to one of `centered`, in channel c, and back.
+// Converts a coefficient of xmu to a coefficient of `centered` in channel c, or a sum of
+// dz * centered to a sum of dz * xmu.
 SYNCBN_FORMULA double PerScale(double value, const PassInput& input, int64_t c) {
   return input.from_output ? value / input.scale[c] : value;
 }
 
-// How a pass uses the element that it reads.
+// The activation of a pass, and the element that it reads.
 enum Variant {
-  kPlain,     // no activation; a backward pass reads x, or y of the identity
+  kPlain,     // no activation
   kLeakyOfX,  // forward, or backward from x
   kLeakyOfY,  // backward from y
 };
@@ -36,7 +34,7 @@ SYNCBN_FORMULA Variant VariantOf(const PassInput& input) {
   return input.from_output ? kLeakyOfY : kLeakyOfX;
 }
 
-// (value - center) * scale + offset, for one channel or for a vector of columns.
+// (value - center) * scale + offset
 template <typename Value>
 struct Affine {
   Value center, scale, offset;
@@ -55,11 +53,10 @@ SYNCBN_FORMULA Affine<Scalar> MakeAffine(double center, double scale, double off
   return k;
 }
 
-// Splits a coefficient of `centered` into `unit`, a power of two with half of its exponent, and the
-// rest, which is returned. The coefficient is about dz / std^2. float32 may not represent it
+// Divides a coefficient of `centered` by `unit`, a power of two with half of its exponent, and
+// returns the quotient. float32 may not represent the coefficient, which is about dz / std^2,
 // although it represents the product, so a pass multiplies by one factor after the other. If
-// float32 represents the coefficient, no bit changes. (A division would need registers that a GPU
-// lacks.)
+// float32 represents the coefficient, no bit changes.
 SYNCBN_FORMULA double SplitCoefficient(double coefficient, double* unit) {
   uint64_t bits;
   __builtin_memcpy(&bits, &coefficient, sizeof(bits));
@@ -94,8 +91,8 @@ SYNCBN_FORMULA Value Activate(Variant variant, Value z, const Slopes<Value>& f) 
   return z;
 }
 
-// Computes `centered` and dz from the saved element and dy. `to_z` has the center; its scale and
-// offset are read only if the variant reads x.
+// Computes `centered` and dz from the saved element and dy. The scale and offset of `to_z` are read
+// only if the variant reads x.
 template <typename Value>
 SYNCBN_FORMULA void Unwind(Variant variant, Value saved, Value dy, const Affine<Value>& to_z,
                            const Slopes<Value>& f, Value* centered, Value* dz) {

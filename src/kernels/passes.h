@@ -1,13 +1,10 @@
-// The arguments of the four passes over memory: two reductions (moments, sums for backward) and two
-// passes that write a tensor (normalize, apply). CPUs and GPUs use the same structs, which own
-// nothing.
+// The arguments of the four passes over memory, for CPUs and GPUs: two reductions (moments, sums
+// for backward) and two passes that write a tensor (normalize, apply).
 //
-// Tensors are (outer, channels, inner), row major, of type `dtype`. Per-channel arrays hold
-// `channels` doubles. If a shard is empty (outer or inner is 0), sums are 0, and no tensor is
-// written.
+// Tensors are (outer, channels, inner), row major, of type `dtype`. Per-channel arrays have
+// `channels` doubles. The sums of an empty shard (outer or inner is 0) are 0.
 #pragma once
-#include "core/dtype.h"
-#include "core/layout.h"
+#include "core/tensor.h"
 
 namespace syncbn {
 
@@ -22,8 +19,8 @@ struct Activation {
   double slope = 0;  // f(z) = slope * z for z <= 0; a slope of 0 is a ReLU
 };
 
-// The input of every pass. For each element x the layer computes xmu = x - mean[c], z = xmu *
-// scale[c] + offset[c] and y = f(z); backward computes dz = dy * f'(z).
+// The input of every pass. For each element x of channel c the layer computes xmu = x - mean[c],
+// z = xmu * scale[c] + offset[c] and y = f(z); backward computes dz = dy * f'(z).
 struct PassInput {
   DType dtype = DType::kFloat32;
   Layout layout = {};
@@ -38,8 +35,8 @@ struct PassInput {
   const double* offset = nullptr;
 };
 
-// Two results for each channel over [:, c, :]: either the mean and the sum of squared deviations of
-// x (0, 0 for an empty shard), or the sums of dz and of dz * xmu. The former read no arrays.
+// Two results for each channel: the mean and the sum of squared deviations of x, which need no
+// per-channel arrays, or the sums of dz and of dz * xmu.
 struct ReductionPass : PassInput {
   double* first = nullptr;
   double* second = nullptr;
@@ -53,8 +50,7 @@ struct ElementwisePass : PassInput {
   void* out = nullptr;
 };
 
-// The passes on the CPU; kernels/cuda/passes.h has the passes on a GPU. Results are the same in
-// every run, whatever the number of threads.
+// The passes on the CPU. Results do not depend on the number of threads.
 namespace cpu {
 
 void LocalMoments(const ReductionPass& pass);
@@ -62,7 +58,7 @@ void Normalize(const ElementwisePass& pass);
 void BackwardSums(const ReductionPass& pass);
 void BackwardApply(const ElementwisePass& pass);
 
-// The instruction set that this machine uses: "avx512", "avx2" or "generic".
+// Returns the instruction set in use: "avx512", "avx2" or "generic".
 const char* InstructionSet();
 
 }  // namespace cpu

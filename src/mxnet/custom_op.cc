@@ -2,13 +2,13 @@
 // tensors and exceptions to errors of MXNet.
 //
 // Inputs: x, gamma, beta. Output: y. Auxiliary states: running_mean, running_var.
-// A chained node has an input "after", computed from the previous node of the graph that uses the
-// same running statistics. The operator does not read it: it orders the two nodes. (In a
-// static_shape graph MXNet treats auxiliary states as read-only inputs, and does not order the
-// nodes.) A masked node has a last input "rows", see ForwardTensors.
-// MXNet calls the callbacks in this order: the creator (on every imperative call, so it is cheap),
-// the lists, shapes, backward dependencies, CreateOperator, types; then forward and backward on a
-// thread for custom operators, where a wait for other devices blocks no other work.
+// A chained node has an input "after", computed from an earlier node that uses the same running
+// statistics. The operator does not read it: it orders the two nodes, which MXNet does not do in
+// static_shape graphs. A masked node has a last input "rows", see ForwardTensors.
+//
+// MXNet calls the callbacks in this order: the creator (in every imperative call, so it must be
+// cheap), the lists, shapes, backward dependencies, CreateOperator, types; then forward and
+// backward on a thread for custom operators, which may wait for other devices.
 #include <cstdlib>
 #include <memory>
 #include <mutex>
@@ -41,7 +41,7 @@ WriteMode ToWriteMode(int request) {
   return request == 3 ? WriteMode::kAdd : WriteMode::kWrite;
 }
 
-// ---- the node of a graph: a layer of this process, and two flags -------------------------------
+// ---- the node of a graph -----------------------------------------------------------------------
 
 struct Node {
   std::shared_ptr<Layer> layer;
@@ -113,18 +113,18 @@ int Forward(int size, void** handles, int* /*tags*/, const int* requests, const 
   });
 }
 
-// dy | (x), (gamma), (beta), ... | (y) | dx, dgamma, dbeta, ... | running_mean, running_var
-// Arrays in parentheses are empty, except x (or y if the layer's options say from_output).
+// dy | x, gamma, beta, ... | y | dx, dgamma, dbeta, ... | running_mean, running_var
+// Of the inputs and y only x has data, or only y if the option from_output is set.
 int Backward(int size, void** handles, int* /*tags*/, const int* requests, const int /*training*/,
              void* state) {
   return OperatorCallback(size, handles, [&](const std::vector<NDArray>& arrays) {
     Operator* op = static_cast<Operator*>(state);
-    const int t = op->batch_norm.IsFromOutput() ? op->node.Inputs() + 1 : 1;
+    const int saved = op->batch_norm.IsFromOutput() ? op->node.Inputs() + 1 : 1;
     const int dx = op->node.Inputs() + 2;
     const Gradients gradients{ToWriteMode(requests[0]), ToWriteMode(requests[1]),
                               ToWriteMode(requests[2]), arrays[dx].View(),
                               arrays[dx + 1].View(),    arrays[dx + 2].View()};
-    op->batch_norm.Backward(arrays[0].View(), arrays[t].View(), gradients);
+    op->batch_norm.Backward(arrays[0].View(), arrays[saved].View(), gradients);
   });
 }
 
@@ -213,7 +213,7 @@ int InferType(int size, int* types, void* state) {
     types[y] = types[0];
     if (properties.node.chained) types[3] = int64;
     for (int i = 1; i < size; ++i) {
-      if (i == 3 || i == y) continue;
+      if (i == y || (i == 3 && properties.node.chained)) continue;
       if (types[i] == unknown) types[i] = types[0] == float64 ? float64 : float32;
       if (types[i] != float32 && types[i] != float64) {
         ThrowError(properties.node,
@@ -224,7 +224,7 @@ int InferType(int size, int* types, void* state) {
   });
 }
 
-// Lists the arrays that MXNet keeps for backward; the operator itself keeps gamma and beta.
+// Lists the arrays that MXNet keeps for backward. The operator keeps what it needs of the others.
 int DeclareBackwardDependency(const int* out_grads, const int* inputs, const int* outputs,
                               int* size, int** dependencies, void* state) {
   Properties* properties = static_cast<Properties*>(state);
@@ -236,9 +236,8 @@ int DeclareBackwardDependency(const int* out_grads, const int* inputs, const int
 }
 
 // MXNet's CUDA graphs capture the work that a static_shape graph queues on its stream, and replay
-// it later (cuda_graphs.h, OpOK). They do not capture Custom, because Custom has a state, but they
-// capture _backward_Custom, which has no state and queues nothing: the callback would never run
-// again.
+// it later. They exclude Custom, which has a state (cuda_graphs.h, OpOK), but not _backward_Custom.
+// Its callback, which queues nothing on the stream, would never run again.
 void CheckCudaGraphs(const Node& node, const Device& device) {
   const char* graphs = std::getenv("MXNET_ENABLE_CUDA_GRAPHS");
   const std::string value = graphs == nullptr ? "" : graphs;
@@ -267,8 +266,8 @@ int CreateOperator(const char* context, int /*size*/, unsigned** /*shapes*/, con
   });
 }
 
-// If the creator throws, MXNet deletes `list` through its callbacks, which are not set yet. So
-// ListArguments throws the error of a bad node.
+// If the creator threw, MXNet would delete `list` through its callbacks, which are not set yet. So
+// ListArguments throws the error.
 int Create(const char* /*op_type*/, const int size, const char** keys, const char** values,
            MXCallbackList* list) {
   static AnyCallback callbacks[] = {Any(Delete<Properties>), Any(ListArguments),

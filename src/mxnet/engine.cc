@@ -15,22 +15,19 @@ namespace syncbn {
 
 // ---- errors ------------------------------------------------------------------------------------
 //
-// Raises an operator's error in MXNet through one of its arrays, one error at a time.
+// FailOperator raises an operator's error through an array of the operator, one error at a time.
 //
-// MXNet stores the error of a custom operator in one slot that all of them share without a lock
-// (custom-inl.h, `exception_`), and the operator that completes next takes it. That may be a
-// healthy operator, because an operator completes in separate work that is queued after other work,
-// on a GPU after bulks that take tens of milliseconds. Two operators that complete at once free the
-// same object twice. But before MXNet completes an operator it also checks the variables of the
-// arrays that the callback received, and these are new in each call (custom.cc,
-// AllocateNDArrayCopy). So this file queues work that writes one of these arrays and throws the
-// error: no other operator can take it.
+// MXNet's own way is unsafe: custom operators store their errors in one slot without a lock
+// (custom-inl.h, `exception_`), and the operator that completes next takes the error. That may be a
+// healthy operator, because an operator completes in later work of the engine. Two operators that
+// complete together free the same object twice. But MXNet also checks the variables of the arrays
+// that the callback received, which are new in each call (custom.cc, AllocateNDArrayCopy). So this
+// file queues work that writes one of these arrays and throws: only this operator finds the error.
 //
-// The engine stores every error in a vector, also without a lock (threaded_engine.h,
-// AddToGlobalExceptions): once when the work on the array completes, and once when the operator
-// does. All dependent work searches the vector. So the next operator's error waits until this
-// error has been taken, and memory for the vector is reserved at the start, because the vector must
-// not move during a search.
+// The engine also stores each error in a vector without a lock (threaded_engine.h,
+// AddToGlobalExceptions): when the work on the array completes, and when the operator does. All
+// dependent work searches the vector. So an error waits until the operator has taken the previous
+// one, and ReserveErrors makes the vector so large that it does not move during a search.
 
 namespace {
 
@@ -44,10 +41,10 @@ int PushError(NDArrayHandle array, const std::string& text) {
   return PushToEngine(ThrowText, new std::string(text), DeleteText, array, kCPUPrioritized);
 }
 
-// Never destroyed: work of the engine uses it until the process ends.
+// Never destroyed, because work of the engine uses it until the process ends.
 struct State {
   std::mutex mutex;
-  bool is_delivering = false;  // one error at a time
+  bool is_delivering = false;
   std::condition_variable delivered;
 };
 State& state = *new State;
@@ -58,18 +55,18 @@ void EndDelivery() {
   state.delivered.notify_one();
 }
 
-// The operator takes the error out of its array in work that MXNet queues after the callback. A
-// turn is two pieces of work on the array: SetTaken, which is skipped while the array has the
-// error, and EndTurn, which is never skipped. A turn that begins after MXNet has queued its own
-// work runs after it, so one or two turns suffice. But the error may stay in the array: an operator
-// that finds another error in the shared slot completes with that one.
+// Finds out when the operator has taken the error out of its array, in work that MXNet queues after
+// the callback. A turn queues two pieces of work on the array: SetTaken, which the engine skips
+// while the array has the error, and EndTurn, which it never skips. One or two turns suffice,
+// because work runs in the order of the queue. But the error stays in the array if the operator
+// finds another error in the shared slot, so turns are limited.
 struct Watch {
   NDArray array;
   bool is_taken = false;
   int turns = 0;
 };
 
-constexpr int kMaxTurns = 10000;  // about 0.1 s, far longer than MXNet takes to leave the callback
+constexpr int kMaxTurns = 10000;  // about 0.1 s, far longer than MXNet needs after the callback
 
 void SetTaken(void* /*run_context*/, void* watch) { static_cast<Watch*>(watch)->is_taken = true; }
 
@@ -84,7 +81,7 @@ void EndTurn(void* /*run_context*/, void* parameter) {
   }
 }
 
-// The watch leaks if MXNet refuses work, because the first work may still use it.
+// If MXNet refuses work, the watch leaks, because SetTaken may still use it.
 void StartTurn(Watch* watch) {
   const NDArrayHandle array = watch->array.Handle();
   if (PushToEngine(SetTaken, watch, nullptr, array, kCPUPrioritized) != 0 ||
@@ -103,7 +100,7 @@ void FailOperator(NDArray array, const std::string& text) {
     state.is_delivering = true;
   }
   if (PushError(watch->array.Handle(), text) != 0) {
-    // MXNET_ENGINE_TYPE=NaiveEngine runs the work, and operators, immediately in this thread.
+    // The work has failed in this thread: MXNET_ENGINE_TYPE=NaiveEngine runs it immediately.
     EndDelivery();
     throw dmlc::Error(text);
   }
@@ -111,7 +108,7 @@ void FailOperator(NDArray array, const std::string& text) {
 }
 
 void ReserveErrors() {
-  const int count = 1024;  // two for each of 512 failed operators
+  const int count = 1024;  // each failed operator needs two
   const int64_t shape[] = {1};
   const int cpu = 1, delayed = 1, float32 = 0;
   NDArrayHandle handle = nullptr;
@@ -125,27 +122,21 @@ void ReserveErrors() {
 
 // ---- memory ------------------------------------------------------------------------------------
 //
-// Allocates a GPU's memory from MXNet, for two reasons. First, CUDA's calls that allocate and free
-// wait for the device's work and hold locks meanwhile. Between the launches of an NCCL reduction on
-// two GPUs that is a deadlock, so MXNet holds its storage mutex (Storage::GetMutex) around its own
-// calls and around NCCL's launches, and other code has no access to that mutex. Second, MXNet's
-// pool keeps memory that its arrays have freed: another allocator finds the GPU full, although
-// MXNet, which frees its pool when a request does not fit, would have found room.
+// MXNet allocates our memory on GPUs, for two reasons. First, CUDA's functions that allocate and
+// free wait for the device while they hold locks. If they do so between the launches of an NCCL
+// reduction on two GPUs, that is a deadlock. MXNet prevents it with a mutex (Storage::GetMutex),
+// which other code cannot lock. Second, MXNet's pool keeps memory that arrays have freed, so
+// another allocator would find the GPU full, although MXNet could empty its pool.
 //
-// These calls have the following effects on the thread of a custom operator (1.9.1: c_api.cc,
+// MXNet's functions behave as follows on the thread of a custom operator (1.9.1: c_api.cc,
 // ndarray.cc, threaded_engine.cc, pooled_storage_manager.h, pinned_memory_storage.h):
-// * MXNDArrayCreateEx64 with delay_alloc=0 allocates immediately, under the storage mutex, and does
-//   not wait for the engine. If nothing in the pool fits, it makes this GPU current, and then
-//   restores the GPU that it believes to have been current. Context 3, pinned memory, has no pool:
-//   it is cudaHostAlloc, under the same mutex. All GPUs reach such memory at its host address,
-//   whatever cudaHostAlloc's flags are.
-// * MXNDArrayFree deletes the array's variable. No operator has ever used the variable, so the
-//   engine deletes it in the calling thread (FnProperty::kDeleteVar): device memory goes to the
-//   pool without any call of CUDA except cudaSetDevice, pinned memory to cudaFreeHost under the
-//   mutex. At exit, after the engine has ended, nothing happens.
-// * The pool hands out memory that an array has freed. All work that MXNet queued for that array is
-//   done by then, because MXNet's operators wait for their stream. Our queued work must also be
-//   done before the array is freed.
+// * MXNDArrayCreateEx64 with delay_alloc=0 allocates immediately, under the mutex, without waiting
+//   for the engine. If nothing in the pool fits, it may change the thread's current GPU. Pinned
+//   memory (context 3) has no pool. All GPUs access it at its host address.
+// * MXNDArrayFree deletes the array in the calling thread, because no operator has used its
+//   variable (FnProperty::kDeleteVar). Device memory returns to the pool without calls of CUDA
+//   except cudaSetDevice; pinned memory is freed under the mutex. At exit nothing happens.
+// * The pool may hand out memory as soon as an array is freed, so our work on it must be done.
 
 namespace {
 
@@ -177,21 +168,19 @@ std::shared_ptr<void> AllocateFromMxnet(const Device& device, MemoryKind kind, s
 
 // ---- forks -------------------------------------------------------------------------------------
 //
-// Waits for MXNet before a process forks. DataLoader forks its workers, and subprocess forks before
-// Python 3.10.
+// DataLoader forks its workers, and subprocess forks before Python 3.10. MXNet's fork handler
+// (initialize.cc, atfork_prepare) first joins the threads of custom operators, and then stops the
+// engine. An operator that becomes ready in between has no thread to run on, and the process hangs
+// or aborts. Handlers run in the reverse order of registration, so the handler of GuardForks runs
+// first and waits until MXNet is idle.
 //
-// MXNet's own fork handler (initialize.cc, atfork_prepare) first joins the threads of custom
-// operators, and then stops the engine. An operator that becomes ready in between has no thread to
-// run on, and the process hangs or aborts. Handlers run in the reverse order of registration, so
-// this handler runs first, and MXNet is idle afterwards.
-//
-// os.fork() calls handlers while it holds the GIL, so no thread can queue the work that an operator
-// waits for. So Python first calls WaitBeforeFork without the GIL, and the handler remains for
-// forks that Python does not see.
+// os.fork() calls handlers while it holds the GIL, so no thread could queue work that an operator
+// waits for. So Python first calls WaitBeforeFork without the GIL. The handler remains for forks
+// that Python does not see.
 
 void WaitBeforeFork() {
-  // WaitAll clears pending array errors, so later reads do not raise them. A failed layer keeps its
-  // own error, and its next step raises it; errors of other operators are only printed.
+  // This clears the errors of arrays, so reads do not raise them. The next step of a failed layer
+  // raises its error again, but errors of other operators are only printed.
   if (Mxnet().NDArrayWaitAll() != 0) {
     std::fprintf(stderr, "gluon_syncbn: error of pending work before a fork: %s\n",
                  Mxnet().GetLastError());

@@ -1,7 +1,5 @@
-// MXNet's C functions that this library calls, found at run time in the libmxnet.so that Python has
-// loaded. The build needs no headers of MXNet, so one binary serves `mxnet`, `mxnet-cu110` and
-// `mxnet-cu112`. The declarations follow mxnet/c_api.h and dmlc/logging.h of 1.9.1; mxnet_api.cc
-// has the names in MXNet 2.
+// MXNet's C functions, which are looked up at run time in the loaded libmxnet.so, so one binary
+// works with all wheels of MXNet. Declarations follow mxnet/c_api.h and dmlc/logging.h of 1.9.1.
 #pragma once
 #include <cstdint>
 #include <exception>
@@ -35,7 +33,7 @@ namespace syncbn {
 
 typedef void* NDArrayHandle;
 
-// mxnet::Context; dev_type is 1 for a CPU, 2 for a GPU, 3 for pinned memory of the CPU.
+// mxnet::Context; dev_type is 1 for a CPU, 2 for a GPU, 3 for pinned memory of the host.
 struct MxnetContext {
   int dev_type, dev_id;
 };
@@ -66,32 +64,30 @@ struct MxnetApi {
   const char* (*GetLastError)();
 };
 
-// Throws syncbn::Error if this process has not loaded `path`, or if a function is missing.
+// Throws Error if this process has not loaded the library `path`, or if a function is missing.
 void LoadMxnetApi(const char* path);
 const MxnetApi& Mxnet();
 
-// Throws syncbn::Error with MXNet's text unless `status` is 0.
+// Throws Error with MXNet's text unless `status` is 0.
 void CheckMxnet(int status);
 
-// Queues `work` on the CPU, which writes `array`; the engine then calls `deleter` unless it is
-// null. Returns MXNet's status.
+// Queues work that writes `array`, and then `deleter` unless it is null. Returns MXNet's status.
 int PushToEngine(EngineWork work, void* parameter, void (*deleter)(void* parameter),
                  NDArrayHandle array, EngineProperty property);
 
-// Registers the operator of custom_op.cc. Throws syncbn::Error if MXNet refuses.
+// Registers the operator of custom_op.cc. Throws Error if MXNet refuses.
 void RegisterOperator();
 
 // ---- engine.cc: the operator's access to MXNet's engine -----------------------------------------
 
-// An NDArray that MXNet has passed to a callback, which must free it.
+// Owns an NDArray.
 class NDArray {
  public:
   explicit NDArray(NDArrayHandle handle) : handle_(handle) {}
 
   NDArrayHandle Handle() const { return handle_.get(); }
 
-  // The array's pointer, shape and dtype. Nothing here waits: the engine has the data ready.
-  // InferType has checked the dtype.
+  // The array must be an argument of an operator: then its data are ready and its dtype is checked.
   Tensor View() const {
     Tensor tensor;
     int ndim = 0, dtype = 0;
@@ -111,30 +107,27 @@ class NDArray {
   std::unique_ptr<void, Free> handle_;
 };
 
-// Runs the body of a callback that MXNet calls on the user's thread, and returns MXNet's 1 for
-// success. Any exception becomes a dmlc::Error, which the user sees as an MXNetError with the same
-// text.
+// Runs the body of a callback that MXNet calls on the user's thread. Returns 1, MXNet's success. An
+// exception becomes a dmlc::Error, which the user sees as an MXNetError with the same text.
 template <typename Body>
 int Callback(const Body& body) {
-  std::string text;
   try {
     body();
-    return 1;
   } catch (const std::exception& error) {
-    text = error.what();
+    throw dmlc::Error(error.what());
   }
-  throw dmlc::Error(text);
+  return 1;
 }
 
-// Completes an operator with an MXNetError of this text; `array` belongs to its call. Blocks until
-// earlier failed operators have taken their errors.
+// Completes an operator with an MXNetError; `array` is one of its arguments. Blocks until operators
+// that failed earlier have completed.
 void FailOperator(NDArray array, const std::string& text);
 
 // Must be called once, before the first operator is created.
 void ReserveErrors();
 
-// Like Callback, for callbacks that MXNet runs later, on its threads for custom operators.
-// `handles` are the arrays of the call; the body receives them.
+// Like Callback, for forward and backward, which MXNet calls on its threads for custom operators.
+// Owns the arrays `handles`, and passes them to the body.
 template <typename Body>
 int OperatorCallback(int size, void** handles, const Body& body) {
   std::vector<NDArray> arrays(handles, handles + size);
@@ -146,12 +139,12 @@ int OperatorCallback(int size, void** handles, const Body& body) {
   return 1;
 }
 
-// An Allocator that uses MXNet's pools.
+// An Allocator.
 std::shared_ptr<void> AllocateFromMxnet(const Device& device, MemoryKind kind, size_t bytes);
 
 // Blocks until MXNet is idle.
 void WaitBeforeFork();
-// Makes every later fork() call WaitBeforeFork.
+// Makes every later fork call WaitBeforeFork.
 void GuardForks();
 
 }  // namespace syncbn

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <mutex>
 #include <type_traits>
 
 #include "core/error.h"
@@ -15,51 +16,45 @@ namespace {
 
 constexpr int64_t kCopyBlock = 1 << 18;  // bytes that one task copies
 
-// Makes glibc keep the memory that arrays free, for this process and its children, unless
-// GLUON_SYNCBN_KEEP_MEMORY is 0. Outside static graphs MXNet allocates every array from the C
-// library and frees it in the same step. Large blocks return to the system, and faulting 30 MB in
-// takes longer than normalizing them.
+// Makes glibc keep freed memory, for this process and its children, unless GLUON_SYNCBN_KEEP_MEMORY
+// is 0. Outside static graphs MXNet allocates and frees every array in each step. glibc would
+// return large blocks to the system, and page faults for 30 MB take longer than normalizing 30 MB.
 void KeepFreedMemory() {
 #if defined(__GLIBC__)
-  static const bool is_kept = [] {
+  static std::once_flag once;
+  std::call_once(once, [] {
     const char* const setting = std::getenv("GLUON_SYNCBN_KEEP_MEMORY");
-    if (setting != nullptr && std::string(setting) == "0") return false;
-    // Threads other than the first allocate from heaps of 64 MB. An empty heap is unmapped whatever
-    // M_TRIM_THRESHOLD says, unless the padding is as large as a heap.
-    constexpr int kHeap = 64 << 20;
-    return mallopt(M_MMAP_MAX, 0) == 1 && mallopt(M_TRIM_THRESHOLD, -1) == 1 &&
-           mallopt(M_TOP_PAD, kHeap) == 1;
-  }();
-  static_cast<void>(is_kept);
+    if (setting != nullptr && std::string(setting) == "0") return;
+    mallopt(M_MMAP_MAX, 0);
+    mallopt(M_TRIM_THRESHOLD, -1);
+    // Threads other than the first allocate from heaps of 64 MB. glibc unmaps an empty heap
+    // whatever M_TRIM_THRESHOLD is, unless the padding is as large as a heap.
+    mallopt(M_TOP_PAD, 64 << 20);
+  });
 #endif
 }
 
-// Returns use(the numbers of a per-channel tensor).
+// Returns use(pointer to the numbers of a per-channel tensor).
 template <typename Use>
 auto WithNumbers(const Tensor& vector, const Use& use) {
   if (vector.dtype == DType::kFloat64) return use(static_cast<double*>(vector.data));
   return use(static_cast<float*>(vector.data));
 }
 
-// Kernels work on the caller's memory, so Begin and Finish do nothing.
+// Kernels work on the caller's memory, so the beginning and end of a call need no work.
 class CpuBackend : public Backend {
  public:
-  void Begin(const Layout&, const std::vector<const Tensor*>&) override {}
-  void Finish() override {}
-  void Abandon() noexcept override {}
-
   std::vector<double> Read(const Tensor& vector) override {
     return WithNumbers(vector, [&](const auto* from) {
       return std::vector<double>(from, from + vector.shape.at(0));
     });
   }
-  void Write(const std::vector<double>& values, WriteMode mode, const Tensor& vector) override {
+  void Write(const double* values, WriteMode mode, const Tensor& vector) override {
     if (mode == WriteMode::kNull) return;
     WithNumbers(vector, [&](auto* to) {
       using Number = std::decay_t<decltype(*to)>;
-      for (const double value : values) {
-        *to = static_cast<Number>(mode == WriteMode::kAdd ? *to + value : value);
-        ++to;
+      for (int64_t c = 0; c < vector.shape.at(0); ++c) {
+        to[c] = static_cast<Number>(mode == WriteMode::kAdd ? to[c] + values[c] : values[c]);
       }
     });
   }
@@ -74,7 +69,7 @@ class CpuBackend : public Backend {
 
   const void* Keep(const void* tensor, size_t bytes) override {
     if (kept_bytes_ < bytes) {
-      Forget();  // frees the smaller block first
+      Forget();  // frees the smaller block before a larger one exists
       kept_.reset(new char[bytes]);
       kept_bytes_ = bytes;
     }
@@ -109,7 +104,7 @@ std::unique_ptr<Backend> MakeBackend(const Device& device, Allocator allocator) 
   throw Error(Concat("SyncBatchNorm on ", device.Name(), ": gluon_syncbn must be built with CUDA, ",
                      "got a build for CPUs because " SYNCBN_CUDA_MISSING ". Install a working ",
                      "nvcc, which the CUDA toolkit contains, and build gluon_syncbn again with ",
-                     "`GLUON_SYNCBN_CUDA=1 pip install .`"));
+                     "`GLUON_SYNCBN_CUDA=1 pip install .`."));
 #endif
 }
 

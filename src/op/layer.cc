@@ -16,11 +16,12 @@ double WeightedSum(double keep, double old, double batch) {
   return keep == 1 ? old : keep * old + (1 - keep) * batch;
 }
 
-// Returns the variance that updates the running variance. The batch must not be empty. A single
-// element has no unbiased variance; its biased variance is 0.
+// Returns the variance that updates the running variance. The batch must not be empty. One element
+// has no unbiased variance, so its biased variance, 0, is used.
 double VarOf(const BatchMoments& batch, size_t c, const Options& options) {
-  const bool is_unbiased = options.unbiased_running_var && batch.count > 1;
-  return batch.m2[c] / batch.count * (is_unbiased ? batch.count / (batch.count - 1) : 1.0);
+  const double count = batch.count();
+  const bool is_unbiased = options.unbiased_running_var && count > 1;
+  return batch.m2(c) / count * (is_unbiased ? count / (count - 1) : 1.0);
 }
 
 void WarnOfSingleValue(const std::string& layer) {
@@ -43,29 +44,29 @@ auto& layers = *new std::map<std::string, std::weak_ptr<Layer>>;
 
 }  // namespace
 
-std::string FirstNonFinite(const BatchMoments& batch, const Options& options,
-                           const Tensor& running_mean, const Tensor& running_var) {
-  for (size_t c = 0; c < batch.mean.size() && batch.count > 0; ++c) {
+std::optional<size_t> FirstNonFinite(const BatchMoments& batch, const Options& options,
+                                     const Tensor& running_mean, const Tensor& running_var) {
+  for (size_t c = 0; c < batch.channels() && batch.count() > 0; ++c) {
     const bool is_finite =
-        CanHold(running_mean, batch.mean[c]) && CanHold(running_var, VarOf(batch, c, options));
-    if (!is_finite) return std::to_string(c);
+        CanHold(running_mean, batch.mean(c)) && CanHold(running_var, VarOf(batch, c, options));
+    if (!is_finite) return c;
   }
-  return "";
+  return {};
 }
 
 void UpdateRunning(const BatchMoments& batch, const Options& options, const std::string& layer,
                    Backend* backend, const Tensor& running_mean, const Tensor& running_var) {
-  if (batch.count == 0) return;
-  if (batch.count == 1) WarnOfSingleValue(layer);
+  if (batch.count() == 0) return;
+  if (batch.count() == 1) WarnOfSingleValue(layer);
   const double keep = options.momentum;
   std::vector<double> mean = backend->Read(running_mean);
   std::vector<double> var = backend->Read(running_var);
   for (size_t c = 0; c < mean.size(); ++c) {
-    mean[c] = WeightedSum(keep, mean[c], batch.mean[c]);
+    mean[c] = WeightedSum(keep, mean[c], batch.mean(c));
     var[c] = WeightedSum(keep, var[c], VarOf(batch, c, options));
   }
-  backend->Write(mean, WriteMode::kWrite, running_mean);
-  backend->Write(var, WriteMode::kWrite, running_var);
+  backend->Write(mean.data(), WriteMode::kWrite, running_mean);
+  backend->Write(var.data(), WriteMode::kWrite, running_var);
 }
 
 void CollectedMoments::Start() {
@@ -77,27 +78,21 @@ void CollectedMoments::Start() {
 
 void CollectedMoments::Add(int64_t call, const BatchMoments& batch, bool unbiased) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (call == latest_call_ || batch.count == 0) return;
+  if (call == latest_call_ || batch.count() == 0) return;
   latest_call_ = call;
   is_unbiased_ = unbiased;
-  total_.resize(batch.mean.size());
-  for (size_t c = 0; c < total_.size(); ++c) {
-    total_[c] = Merge(total_[c], {batch.count, batch.mean[c], batch.m2[c]});
+  if (total_.empty()) {
+    total_ = batch.numbers;
+  } else {
+    MergeMoments(batch.numbers, &total_);
   }
 }
 
-std::vector<double> CollectedMoments::Numbers() const {
+Numbers CollectedMoments::Total() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (total_.empty()) return {};
-  const size_t channels = total_.size();
-  std::vector<double> numbers(kMean + 2 * channels);
-  numbers[kCount] = total_[0].count;
-  numbers[kUnbiased] = is_unbiased_;
-  for (size_t c = 0; c < channels; ++c) {
-    numbers[kMean + c] = total_[c].mean;
-    numbers[kMean + channels + c] = total_[c].m2;
-  }
-  return numbers;
+  Numbers total = total_;
+  if (!total.empty()) total.insert(total.begin() + 1, is_unbiased_);
+  return total;
 }
 
 std::shared_ptr<Layer> CreateLayer(const std::string& key, const std::string& name) {

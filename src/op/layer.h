@@ -1,25 +1,24 @@
-// A layer: its options, and what its devices share. Its statistics of batches update the running
-// statistics, or the layer collects them.
+// A layer: its options, the state that its devices share, and its statistics.
 #pragma once
 #include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/device.h"
-#include "core/moments.h"
 #include "exchange/table.h"
 #include "kernels/passes.h"
 #include "op/backend.h"
 
 namespace syncbn {
 
-// The effect of a batch whose mean or variance is not finite: it updates the running statistics,
-// does not update them, or raises an error.
+// A batch whose mean or variance is not finite updates the running statistics, does not update
+// them, or raises an error.
 enum class NonFinite { kPropagate, kSkip, kRaise };
 
 struct Options {
@@ -39,31 +38,29 @@ struct Options {
   std::string shared_name;    // name of the layer in all processes, unique in each process
 };
 
-// Per-channel moments of a shard or of the whole batch.
+// The moments of each channel of a shard or of the whole batch.
 struct BatchMoments {
-  double count;  // elements per channel
-  std::vector<double> mean, m2;
+  Numbers numbers;  // as in exchanges: (count, mean[C], m2[C])
+
+  double count() const { return numbers[0]; }  // elements per channel
+  size_t channels() const { return numbers.size() / 2; }
+  double mean(size_t c) const { return numbers[1 + c]; }
+  double m2(size_t c) const { return numbers[1 + channels() + c]; }
 };
 
-// Returns the number of the first channel whose mean or variance is not finite in the dtype of the
-// running statistics, as text, or an empty text if there is none.
-std::string FirstNonFinite(const BatchMoments& batch, const Options& options,
-                           const Tensor& running_mean, const Tensor& running_var);
+// Returns the first channel whose mean or variance is not finite in the running statistics' dtype.
+std::optional<size_t> FirstNonFinite(const BatchMoments& batch, const Options& options,
+                                     const Tensor& running_mean, const Tensor& running_var);
 
-// Sets running = momentum * running + (1 - momentum) * batch for the mean and the variance, which
-// is unbiased if the options say so. An empty batch changes nothing. The first batch with one value
-// per channel prints a warning that names the layer.
+// Sets running = momentum * running + (1 - momentum) * batch for the mean and the variance. An
+// empty batch changes nothing. A batch with one value per channel prints a warning once.
 void UpdateRunning(const BatchMoments& batch, const Options& options, const std::string& layer,
                    Backend* backend, const Tensor& running_mean, const Tensor& running_var);
 
-// The merged moments of all batches that a layer has normalized while it collected them. A
-// collecting layer uses each batch's statistics, also in inference, and does not update its running
-// statistics.
+// The merged moments of all batches of a layer while it collects. Meanwhile the layer normalizes by
+// each batch's own statistics, also in inference, and does not change its running statistics.
 class CollectedMoments {
  public:
-  // Indices of Numbers(): two numbers, then each channel's mean, then each channel's m2.
-  enum { kCount, kUnbiased, kMean };
-
   void Start();
   void End() { is_active_ = false; }
   bool IsActive() const { return is_active_; }
@@ -72,18 +69,17 @@ class CollectedMoments {
   // devices meet in each call, so no device adds the next batch before all have added this one.
   void Add(int64_t call, const BatchMoments& batch, bool unbiased);
 
-  // Returns an empty vector if there was no batch.
-  std::vector<double> Numbers() const;
+  // Returns (count, 1 if running variances are unbiased, mean[C], m2[C]); empty without a batch.
+  Numbers Total() const;
 
  private:
   mutable std::mutex mutex_;
   std::atomic<bool> is_active_{false};
   int64_t latest_call_ = -1;
   bool is_unbiased_ = false;
-  std::vector<Moments> total_;
+  Numbers total_;  // (count, mean[C], m2[C])
 };
 
-// The devices that normalize together.
 class Layer {
  public:
   explicit Layer(const std::string& name) : members(name) {}
@@ -100,8 +96,7 @@ class Layer {
   std::shared_ptr<const Options> options_ = std::make_shared<const Options>();
 };
 
-// Creates the layer with this key. Keys are unique (a UUID), so two nets with equal prefixes share
-// nothing. Python and operators keep the layer alive.
+// Creates a layer with a unique key. Callers and operators keep the layer alive.
 std::shared_ptr<Layer> CreateLayer(const std::string& key, const std::string& name);
 // Throws Error if there is no such layer.
 std::shared_ptr<Layer> FindLayer(const std::string& key);

@@ -1,5 +1,3 @@
-// Per-channel numbers are double throughout.
-//
 // Forward, over the whole batch of `count` elements per channel:
 //   mean = sum(x) / count, m2 = sum((x - mean)^2), var = m2 / count
 //   inv_std = 1 / sqrt(var + epsilon), scale = gamma * inv_std
@@ -17,7 +15,6 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/moments.h"
 
 namespace syncbn {
 namespace {
@@ -27,23 +24,21 @@ double SmallestSpread(DType dtype) {
   switch (dtype) {
     case DType::kFloat64:
       return std::numeric_limits<double>::min() / std::numeric_limits<double>::epsilon();
-    case DType::kFloat16: return 0x1p-14;  // conversions never flush its subnormal numbers
+    case DType::kFloat16: return 0x1p-14;  // conversions never flush subnormal numbers to zero
     default: return std::numeric_limits<float>::min() / std::numeric_limits<float>::epsilon();
   }
 }
 
-// Returns true if backward can compute z - beta = gamma * x_hat from y in every channel, to about
-// y's precision, so that it does not need x.
+// Returns true if backward can compute z - beta from y in every channel, to about y's precision.
 //
-// y is rounded by a factor of 1 + u, so z = f^-1(y) has an error of u |z|, and z - beta one of
-// u (|z - beta| + |beta|). This is a few units of z - beta if |beta| is not much larger than
-// `spread`, the standard deviation of z over the batch. The spread is
-// |gamma| sqrt(var / (var + epsilon)), which is far below |gamma| in channels that are nearly
-// constant. Also, y must not be one of the numbers that the dtype represents with fewer digits, or
-// flushes to zero, which float32 arithmetic may do.
+// Let u be the rounding error of y relative to y. Then z = f^-1(y) has an error of u |z|, and
+// z - beta one of u (|z - beta| + |beta|). This is a few u |z - beta| if |beta| is not much larger
+// than `spread`, the standard deviation of z over the batch. The spread is
+// |gamma| sqrt(var / (var + epsilon)), far below |gamma| in channels that are nearly constant.
+// Also, y must not be so small that its dtype has fewer digits or arithmetic flushes it to zero.
 bool CanReconstruct(const std::vector<double>& spread, const std::vector<double>& beta,
                     const Activation& activation, DType dtype) {
-  constexpr double kMaxShift = 8;  // |beta| / spread: a spread errs by 8 u and its own rounding
+  constexpr double kMaxShift = 8;  // limits |beta| / spread
   const bool has_slope = activation.function != Function::kIdentity;
   const double min = SmallestSpread(dtype) / (has_slope ? std::min(1.0, activation.slope) : 1.0);
   for (size_t c = 0; c < spread.size(); ++c) {
@@ -79,45 +74,45 @@ void SyncBatchNorm::Forward(bool training, const ForwardTensors& tensors) {
   OnBackend("forward", tensors.x, vectors, [&](Layout layout) {
     if (options_.masked) layout.outer = state.valid_rows = ValidRows(layout, tensors.rows);
     if (used_batch_) {
-      ForwardByBatch(layout, tensors, &state);
+      SetScale(ReduceBatch(layout, tensors, &state), tensors, &state);
     } else {
-      ForwardByRunning(layout, tensors, &state);
+      state.mean = backend_->Read(tensors.running_mean);
+      SetScale(backend_->Read(tensors.running_var), tensors, &state);
+    }
+    if (tensors.y_mode != WriteMode::kNull) {
+      ElementwisePass pass{InputOf(layout, tensors.x, state)};
+      pass.mode = tensors.y_mode;
+      pass.out = tensors.y.data;
+      backend_->Normalize(pass);
     }
     KeepInputIfNeeded(layout, tensors, &state);
   });
   forward_ = std::move(state);
 }
 
-void SyncBatchNorm::ForwardByBatch(const Layout& layout, const ForwardTensors& tensors,
-                                   ForwardState* state) {
+std::vector<double> SyncBatchNorm::ReduceBatch(const Layout& layout, const ForwardTensors& tensors,
+                                               ForwardState* state) {
   const size_t channels = static_cast<size_t>(layout.channels);
-  BatchMoments own{static_cast<double>(layout.PerChannel()), std::vector<double>(channels),
-                   std::vector<double>(channels)};
-  ReductionPass pass;
-  pass.dtype = tensors.x.dtype;
-  pass.layout = layout;
-  pass.in = tensors.x.data;
-  pass.first = own.mean.data();
-  pass.second = own.m2.data();
+  BatchMoments own{Numbers(1 + 2 * channels)};
+  own.numbers[0] = static_cast<double>(layout.PerChannel());
+  ReductionPass pass{InputOf(layout, tensors.x, *state)};
+  pass.first = own.numbers.data() + 1;
+  pass.second = pass.first + channels;
   backend_->LocalMoments(pass);
 
   CheckFinite(own, Concat("the shard of ", device_.Name()), "", tensors);
-  const BatchMoments batch = Merge(tensors.x, own, &state->ticket);
+  const BatchMoments batch{
+      AllReduce(Phase::kForward, tensors.x, 0, std::move(own.numbers), &state->ticket)};
   CheckFinite(batch, "the whole batch", ", although each shard has finite ones", tensors);
   UpdateOrCollect(state->ticket, batch, tensors);
-  state->count = batch.count;
-  state->mean = batch.mean;
+  state->count = batch.count();
+  state->mean.resize(channels);
   std::vector<double> var(channels);
-  for (size_t c = 0; c < channels; ++c) var[c] = batch.count > 0 ? batch.m2[c] / batch.count : 0;
-  SetScale(var, tensors, state);
-  Normalize(layout, tensors, *state);
-}
-
-void SyncBatchNorm::ForwardByRunning(const Layout& layout, const ForwardTensors& tensors,
-                                     ForwardState* state) {
-  state->mean = backend_->Read(tensors.running_mean);
-  SetScale(backend_->Read(tensors.running_var), tensors, state);
-  Normalize(layout, tensors, *state);
+  for (size_t c = 0; c < channels; ++c) {
+    state->mean[c] = batch.mean(c);
+    var[c] = batch.count() > 0 ? batch.m2(c) / batch.count() : 0;
+  }
+  return var;
 }
 
 void SyncBatchNorm::SetScale(const std::vector<double>& var, const ForwardTensors& tensors,
@@ -128,32 +123,29 @@ void SyncBatchNorm::SetScale(const std::vector<double>& var, const ForwardTensor
   state->inv_std.resize(var.size());
   state->spread.resize(var.size());
   for (size_t c = 0; c < var.size(); ++c) {
-    state->inv_std[c] = InvStd(var[c], options_.epsilon);
+    state->inv_std[c] = 1 / std::sqrt(var[c] + options_.epsilon);
     state->scale[c] *= state->inv_std[c];
     state->spread[c] = std::fabs(state->scale[c]) * std::sqrt(var[c]);
   }
 }
 
-void SyncBatchNorm::Normalize(const Layout& layout, const ForwardTensors& tensors,
-                              const ForwardState& state) {
-  if (tensors.y_mode == WriteMode::kNull) return;
-  ElementwisePass pass;
-  pass.dtype = tensors.x.dtype;
-  pass.layout = layout;
-  pass.in = tensors.x.data;
-  pass.activation = options_.activation;
-  pass.mode = tensors.y_mode;
-  pass.out = tensors.y.data;
-  pass.mean = state.mean.data();
-  pass.scale = state.scale.data();
-  pass.offset = state.offset.data();
-  backend_->Normalize(pass);
+PassInput SyncBatchNorm::InputOf(const Layout& layout, const Tensor& tensor,
+                                 const ForwardState& state) const {
+  PassInput input;
+  input.dtype = tensor.dtype;
+  input.layout = layout;
+  input.in = tensor.data;
+  input.activation = options_.activation;
+  input.mean = state.mean.data();
+  input.scale = state.scale.data();
+  input.offset = state.offset.data();
+  return input;
 }
 
 // ---- backward ----------------------------------------------------------------------------------
 
 void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& saved, const Gradients& out) {
-  // MXNet skips the backward of a failed forward only until the error has been raised.
+  // MXNet skips backward after a failed forward only until the program has seen the error.
   if (!forward_) {
     throw Error(Concat("SyncBatchNorm '", name_, "', backward: its forward call must have ",
                        "succeeded, but it failed. ", Table::Get().Failure()));
@@ -161,29 +153,33 @@ void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& saved, const Gradie
   OnBackend("backward", saved, {}, [&](Layout layout) {
     ForwardState& forward = *forward_;
     if (options_.masked) layout.outer = forward.valid_rows;
-    const PassInput input = InputOf(layout, dy, saved);
+    PassInput input = InputOf(layout, saved, forward);
+    input.dy = dy.data;
+    if (forward.keeps_x) input.in = forward.kept_x;
+    input.from_output = options_.from_output && !forward.keeps_x;
     const size_t channels = forward.mean.size();
-    GradientSums sums{std::vector<double>(channels), std::vector<double>(channels)};
-    ReductionPass reduction;
-    static_cast<PassInput&>(reduction) = input;
-    reduction.first = sums.dz.data();
-    reduction.second = sums.dz_xmu.data();
+    Numbers sums(2 * channels);  // sums of dz, then of dz * xmu
+    ReductionPass reduction{input};
+    reduction.first = sums.data();
+    reduction.second = sums.data() + channels;
     backend_->BackwardSums(reduction);
     WriteParameterGradients(sums, out);
 
     // The other devices need these sums even if this device needs no gradient of x.
-    if (used_batch_) sums = Add(saved, sums, &forward.ticket, forward.backward_calls++);
+    if (used_batch_) {
+      sums = AllReduce(Phase::kBackward, saved, forward.backward_calls++, std::move(sums),
+                       &forward.ticket);
+    }
     if (out.dx_mode == WriteMode::kNull) return;
 
     // Both are zeros if the statistics do not depend on x.
     std::vector<double> scale_xmu(channels), shift(channels);
     for (size_t c = 0; c < channels && forward.count > 0; ++c) {
       const double inv_std = forward.inv_std[c];
-      shift[c] = -forward.scale[c] * sums.dz[c] / forward.count;
-      scale_xmu[c] = -forward.scale[c] * inv_std * inv_std * sums.dz_xmu[c] / forward.count;
+      shift[c] = -forward.scale[c] * sums[c] / forward.count;
+      scale_xmu[c] = -forward.scale[c] * inv_std * inv_std * sums[channels + c] / forward.count;
     }
-    ElementwisePass pass;
-    static_cast<PassInput&>(pass) = input;
+    ElementwisePass pass{input};
     pass.scale_xmu = scale_xmu.data();
     pass.shift = shift.data();
     pass.mode = out.dx_mode;
@@ -192,54 +188,21 @@ void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& saved, const Gradie
   });
 }
 
-// The input is x or y, which MXNet has kept, or our copy of x if y does not suffice.
-PassInput SyncBatchNorm::InputOf(const Layout& layout, const Tensor& dy,
-                                 const Tensor& saved) const {
-  PassInput input;
-  input.dtype = saved.dtype;
-  input.layout = layout;
-  input.in = forward_->keeps_x ? forward_->kept_x : saved.data;
-  input.dy = dy.data;
-  input.activation = options_.activation;
-  input.from_output = options_.from_output && !forward_->keeps_x;
-  input.mean = forward_->mean.data();
-  input.scale = forward_->scale.data();
-  input.offset = forward_->offset.data();
-  return input;
-}
-
-void SyncBatchNorm::WriteParameterGradients(const GradientSums& sums, const Gradients& out) {
-  backend_->Write(sums.dz, out.dbeta_mode, out.dbeta);
-  std::vector<double> dgamma(sums.dz.size(), 0.0);
+void SyncBatchNorm::WriteParameterGradients(const Numbers& sums, const Gradients& out) {
+  std::vector<double> dgamma(sums.size() / 2, 0.0);
   for (size_t c = 0; c < dgamma.size() && !options_.fix_gamma; ++c) {
-    dgamma[c] = sums.dz_xmu[c] * forward_->inv_std[c];
+    dgamma[c] = sums[dgamma.size() + c] * forward_->inv_std[c];
   }
-  backend_->Write(dgamma, out.dgamma_mode, out.dgamma);
+  backend_->Write(sums.data(), out.dbeta_mode, out.dbeta);
+  backend_->Write(dgamma.data(), out.dgamma_mode, out.dgamma);
 }
 
 // ---- the exchange ------------------------------------------------------------------------------
 
-BatchMoments SyncBatchNorm::Merge(const Tensor& x, const BatchMoments& own, Ticket* ticket) {
-  Numbers numbers{own.count};
-  numbers.insert(numbers.end(), own.mean.begin(), own.mean.end());
-  numbers.insert(numbers.end(), own.m2.begin(), own.m2.end());
-  numbers = AllReduce(Phase::kForward, x, Operation::kMoments, 0, std::move(numbers), ticket);
-  const auto m2 = numbers.end() - static_cast<std::ptrdiff_t>(own.m2.size());
-  return {numbers[0], {numbers.begin() + 1, m2}, {m2, numbers.end()}};
-}
-
-GradientSums SyncBatchNorm::Add(const Tensor& saved, const GradientSums& own, Ticket* ticket,
-                                int64_t repeat) {
-  Numbers numbers = own.dz;
-  numbers.insert(numbers.end(), own.dz_xmu.begin(), own.dz_xmu.end());
-  numbers = AllReduce(Phase::kBackward, saved, Operation::kSum, repeat, std::move(numbers), ticket);
-  const auto middle = numbers.begin() + static_cast<std::ptrdiff_t>(own.dz.size());
-  return {{numbers.begin(), middle}, {middle, numbers.end()}};
-}
-
-Numbers SyncBatchNorm::AllReduce(Phase phase, const Tensor& x, Operation operation, int64_t repeat,
-                                 Numbers own, Ticket* ticket) {
+Numbers SyncBatchNorm::AllReduce(Phase phase, const Tensor& x, int64_t repeat, Numbers own,
+                                 Ticket* ticket) {
   const size_t axis = options_.axis < 0 ? options_.axis + x.shape.size() : options_.axis;
+  const Operation operation = phase == Phase::kForward ? Operation::kMoments : Operation::kSum;
   Contribution contribution;
   contribution.phase = phase;
   contribution.members = &layer_->members;
@@ -257,9 +220,8 @@ Numbers SyncBatchNorm::AllReduce(Phase phase, const Tensor& x, Operation operati
 }
 
 void SyncBatchNorm::Fail(const std::string& text) {
-  // No other rank waits in prediction, which exchanges nothing.
-  const bool is_across = used_batch_ && options_.ranks.size() != 1;
-  Table::Get().Fail(text, is_across);
+  const bool ranks_wait = used_batch_ && options_.ranks.size() != 1;
+  Table::Get().Fail(text, ranks_wait);
   throw Error(text);
 }
 
@@ -269,7 +231,7 @@ void SyncBatchNorm::UpdateOrCollect(const Ticket& ticket, const BatchMoments& ba
                                     const ForwardTensors& tensors) {
   const bool is_skipped =
       options_.nonfinite == NonFinite::kSkip &&
-      !FirstNonFinite(batch, options_, tensors.running_mean, tensors.running_var).empty();
+      FirstNonFinite(batch, options_, tensors.running_mean, tensors.running_var);
   if (is_skipped) return;
   if (layer_->collected.IsActive()) {
     layer_->collected.Add(ticket.number, batch, options_.unbiased_running_var);
@@ -282,10 +244,9 @@ void SyncBatchNorm::UpdateOrCollect(const Ticket& ticket, const BatchMoments& ba
 void SyncBatchNorm::CheckFinite(const BatchMoments& moments, const std::string& whose,
                                 const std::string& detail, const ForwardTensors& tensors) {
   if (options_.nonfinite != NonFinite::kRaise) return;
-  const std::string channel =
-      FirstNonFinite(moments, options_, tensors.running_mean, tensors.running_var);
-  if (channel.empty()) return;
-  Fail(Concat("SyncBatchNorm '", name_, "', forward: the mean or variance of channel ", channel,
+  const auto channel = FirstNonFinite(moments, options_, tensors.running_mean, tensors.running_var);
+  if (!channel) return;
+  Fail(Concat("SyncBatchNorm '", name_, "', forward: the mean or variance of channel ", *channel,
               " of ", whose, " is not finite in ", Name(tensors.running_var.dtype), detail));
 }
 
@@ -297,14 +258,14 @@ int64_t SyncBatchNorm::ValidRows(const Layout& layout, const Tensor& rows) const
       Concat("the number of valid rows must be from 0 to ", layout.outer, ", got ", count));
 }
 
-// Keeps x if backward would read y but cannot reconstruct every channel's x_hat from y.
+// Copies x if backward would read y, but y does not suffice.
 void SyncBatchNorm::KeepInputIfNeeded(const Layout& layout, const ForwardTensors& tensors,
                                       ForwardState* state) {
   if (!options_.from_output) return;
   state->keeps_x =
-      tensors.y_mode != WriteMode::kWrite ||  // y has also other terms
+      tensors.y_mode != WriteMode::kWrite ||  // y also has other terms
       !CanReconstruct(state->spread, state->offset, options_.activation, tensors.y.dtype);
-  if (state->keeps_x) {  // x still exists: the operator does not declare y as in place of x
+  if (state->keeps_x) {  // y has not overwritten x, because MXNet gives y its own memory
     const size_t bytes = static_cast<size_t>(layout.Size()) * SizeOf(tensors.x.dtype);
     state->kept_x = backend_->Keep(tensors.x.data, bytes);
   } else {
@@ -312,9 +273,8 @@ void SyncBatchNorm::KeepInputIfNeeded(const Layout& layout, const ForwardTensors
   }
 }
 
-// A device that fails never arrives, so Fail reports its error to the other devices immediately,
-// and to other processes, which may wait for an exchange that this process has not begun. The table
-// reports its own errors, which are plain Errors.
+// A device that fails never arrives at the exchange, so Fail reports its error to the devices and
+// ranks that may wait for it. An Error is already known to them: it comes from the table or Fail.
 template <typename Body>
 void SyncBatchNorm::OnBackend(const char* phase, const Tensor& x,
                               const std::vector<const Tensor*>& vectors, const Body& body) {
@@ -330,11 +290,11 @@ void SyncBatchNorm::OnBackend(const char* phase, const Tensor& x,
     backend_->Begin(layout, vectors);
     body(layout);
     backend_->Finish();
+  } catch (const Error&) {
+    backend_->Abandon();
+    throw;
   } catch (const std::exception& error) {
     backend_->Abandon();
-    const bool is_plain = dynamic_cast<const Error*>(&error) != nullptr &&
-                          dynamic_cast<const DeviceError*>(&error) == nullptr;
-    if (is_plain) throw;
     Fail(
         Concat("SyncBatchNorm '", name_, "', ", phase, " on ", device_.Name(), ": ", error.what()));
   }

@@ -1,12 +1,11 @@
-// Forward and backward of the layer on one device. docs/design/data_path.md follows a call from end
-// to end.
+// Forward and backward of the layer on one device. docs/design/data_path.md follows a call.
 #pragma once
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "core/layout.h"
+#include "core/tensor.h"
 #include "exchange/table.h"
 #include "op/backend.h"
 #include "op/layer.h"
@@ -21,11 +20,6 @@ struct ForwardTensors {
   // If masked: the number of valid rows (of the axes before the channels), once for each channel.
   // Forward and backward neither read nor write the other rows.
   Tensor rows = {};
-};
-
-// Per-channel sums of a shard or of the whole batch.
-struct GradientSums {
-  std::vector<double> dz, dz_xmu;
 };
 
 struct Gradients {
@@ -45,7 +39,7 @@ class SyncBatchNorm {
   // Returns true if backward reads y instead of x.
   bool IsFromOutput() const { return options_.from_output; }
 
-  // Returns true if a forward call uses the statistics of the batch instead of the running ones: in
+  // Returns true if a forward call uses the statistics of the batch, not the running ones: in
   // training, or while the layer collects moments.
   bool UsesBatch(bool training) const;
 
@@ -71,29 +65,29 @@ class SyncBatchNorm {
     const void* kept_x = nullptr;
   };
 
-  void ForwardByBatch(const Layout& layout, const ForwardTensors& tensors, ForwardState* state);
-  void ForwardByRunning(const Layout& layout, const ForwardTensors& tensors, ForwardState* state);
+  // Reduces the moments of the batch and updates the running statistics. Returns the variance, and
+  // sets the state's mean, count and ticket.
+  std::vector<double> ReduceBatch(const Layout& layout, const ForwardTensors& tensors,
+                                  ForwardState* state);
   void SetScale(const std::vector<double>& var, const ForwardTensors& tensors,
                 ForwardState* state) const;
-  void Normalize(const Layout& layout, const ForwardTensors& tensors, const ForwardState& state);
+  // Returns the input of a pass over the tensor.
+  PassInput InputOf(const Layout& layout, const Tensor& tensor, const ForwardState& state) const;
   void UpdateOrCollect(const Ticket& ticket, const BatchMoments& batch,
                        const ForwardTensors& tensors);
-  // Raises an error on all devices if moments are not finite and the options say so. `detail` ends
-  // the error's text.
+  // Raises an error on all devices if the options say so and moments are not finite. `whose` and
+  // `detail` are parts of the error's text.
   void CheckFinite(const BatchMoments& moments, const std::string& whose, const std::string& detail,
                    const ForwardTensors& tensors);
   int64_t ValidRows(const Layout& layout, const Tensor& rows) const;
   void KeepInputIfNeeded(const Layout& layout, const ForwardTensors& tensors, ForwardState* state);
 
-  BatchMoments Merge(const Tensor& x, const BatchMoments& own, Ticket* ticket);
-  GradientSums Add(const Tensor& saved, const GradientSums& own, Ticket* ticket, int64_t repeat);
-  Numbers AllReduce(Phase phase, const Tensor& x, Operation operation, int64_t repeat, Numbers own,
-                    Ticket* ticket);
+  // Reduces moments in forward, and adds sums in backward. `x` has the shape and dtype of the data.
+  Numbers AllReduce(Phase phase, const Tensor& x, int64_t repeat, Numbers own, Ticket* ticket);
   // Fails all present and later waits with this text, also on other ranks if they may wait.
   [[noreturn]] void Fail(const std::string& text);
 
-  PassInput InputOf(const Layout& layout, const Tensor& dy, const Tensor& saved) const;
-  void WriteParameterGradients(const GradientSums& sums, const Gradients& out);
+  void WriteParameterGradients(const Numbers& sums, const Gradients& out);
 
   // Calls body(layout) between the backend's Begin and Finish.
   template <typename Body>

@@ -10,9 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "core/dtype.h"
 #include "core/error.h"
-#include "core/layout.h"
+#include "core/tensor.h"
 
 namespace test {
 

@@ -181,7 +181,7 @@ TEST(ContributionsThatDoNotFitTogether) {
            "epsilon=0, num_devices=2, but cpu(1) has channels=2");
   CheckHas(ErrorOfTwo(first, more),
            "but cpu(1) has channels=1, dtype=float32, axis=0, epsilon=0, num_devices=3");
-  CheckHas(ErrorOfTwo(first, longer), "SyncBatchNorm 'all', forward: all places must");
+  CheckHas(ErrorOfTwo(first, longer), "SyncBatchNorm 'all', forward: all devices and ranks must");
 }
 
 // ---- other devices than before -----------------------------------------------------------------

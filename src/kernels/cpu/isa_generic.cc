@@ -1,4 +1,4 @@
-// The kernels for any processor: plain C++ converts element types, lane by lane.
+// The kernels for any processor.
 #define SYNCBN_ISA kGeneric
 #define SYNCBN_ISA_NAME "generic"
 #define SYNCBN_VECTOR_BYTES 16

@@ -1,5 +1,5 @@
-// x86-64: loads that convert, stores of float16, and stores without the caches. The compiler flags
-// of isa_avx2.cc and isa_avx512.cc, which include this file, choose the instruction set.
+// The kernels for x86-64. The compiler flags of isa_avx2.cc and isa_avx512.cc, which include this
+// file, choose the instruction set.
 #if defined(__GNUC__) && !defined(__clang__)
 // GCC bug 105593, in GCC's own header.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -7,7 +7,7 @@
 #endif
 #include <immintrin.h>
 
-// The names of intrinsics for vectors of full and of half width.
+// WIDE and NARROW name intrinsics for vectors of full and of half width.
 #if defined(__AVX512F__)
 #define SYNCBN_ISA kAvx512
 #define SYNCBN_ISA_NAME "avx512"

@@ -1,9 +1,8 @@
-// The passes that write a tensor, element by element. The output may be one of the inputs (in
-// place). Arithmetic is float32 (float64 for float64 data).
+// The passes that write a tensor, element by element. The output may be one of the inputs.
+// Arithmetic is float32 (float64 for float64 data).
 //
-// A `Formula` has Of(x, dy, coefficients of the channel, slopes), which returns the result;
-// Channel(pass, c), which returns these coefficients; kBackward, true if it reads dy; and kReadsX,
-// true if it computes z.
+// A `Formula` has Channel(pass, c), which returns a channel's coefficients; Of(x, dy, coefficients,
+// slopes), which returns the result; kBackward: it reads dy; and kReadsX: it computes z.
 
 namespace syncbn::cpu {
 namespace {
@@ -22,7 +21,7 @@ struct Arithmetic<double> {
 // Scalars for one channel, or vectors for several columns.
 template <typename Value>
 struct Coefficients {
-  Affine<Value> to_z;  // both passes use its center
+  Affine<Value> to_z;
   Value scale_dz, scale_in, unit, shift;
 
   SYNCBN_INLINE void Set(const Affine<Value>& of_in) {
@@ -32,9 +31,11 @@ struct Coefficients {
   }
 };
 
-// How to store results. kStream assigns without the caches, for outputs that would leave the caches
-// before they are read.
+// kStream bypasses the caches, for outputs that would leave them before they are read. This saves
+// reading the output first.
 enum class StoreMode { kAssign, kStream, kAdd };
+
+constexpr int64_t kStreamBytes = 8 << 20;  // larger outputs leave the caches
 
 template <StoreMode kMode, typename Formula, typename T, typename Vector>
 SYNCBN_INLINE void MapVector(const T* x, const T* dy, const Coefficients<Vector>& k,
@@ -50,8 +51,8 @@ SYNCBN_INLINE void MapVector(const T* x, const T* dy, const Coefficients<Vector>
     Store(out, kMode == StoreMode::kAdd ? value + old : value);
 }
 
-// Writes the first n elements, fewer than a vector. Inlining would double every loop's code.
-// Arguments are values, so that the caller's coefficients stay in registers.
+// Writes n elements, fewer than a vector. Inlining would double every loop's code. Arguments are
+// values, so coefficients stay in registers.
 template <StoreMode kMode, typename Formula, typename T, typename Vector>
 SYNCBN_NOINLINE void MapPart(const T* x, const T* dy, int64_t n, Coefficients<Vector> k,
                              Slopes<Vector> f, T* out) {
@@ -178,24 +179,25 @@ void MapColumns(const ElementwisePass& pass, const Tile& tile) {
   if constexpr (kMode == StoreMode::kStream) EndStreamingStores();
 }
 
+template <StoreMode kMode, typename Formula, typename T>
+MapTile MapByLayout(const ElementwisePass& pass) {
+  return pass.layout.inner < kMinPlane ? MapColumns<kMode, Formula, T>
+                                       : MapPlanes<kMode, Formula, T>;
+}
+
 // Returns the function that writes a tile of the pass.
 template <typename Formula, typename T>
 MapTile MapOf(const ElementwisePass& pass) {
-  const bool columns = pass.layout.inner < kMinPlane;
-  if (pass.mode == WriteMode::kAdd) {
-    return columns ? MapColumns<StoreMode::kAdd, Formula, T>
-                   : MapPlanes<StoreMode::kAdd, Formula, T>;
-  }
+  if (pass.mode == WriteMode::kAdd) return MapByLayout<StoreMode::kAdd, Formula, T>(pass);
   if constexpr (kCanStream<T>) {
     // Arrays that wrap memory of another library may be unaligned.
     const bool aligned = reinterpret_cast<uintptr_t>(pass.out) % sizeof(T) == 0;
-    if (aligned && LeavesCaches(pass)) {
-      return columns ? MapColumns<StoreMode::kStream, Formula, T>
-                     : MapPlanes<StoreMode::kStream, Formula, T>;
+    const int64_t size = pass.layout.outer * pass.layout.channels * pass.layout.inner;
+    if (aligned && size * int64_t(sizeof(T)) >= kStreamBytes) {
+      return MapByLayout<StoreMode::kStream, Formula, T>(pass);
     }
   }
-  return columns ? MapColumns<StoreMode::kAssign, Formula, T>
-                 : MapPlanes<StoreMode::kAssign, Formula, T>;
+  return MapByLayout<StoreMode::kAssign, Formula, T>(pass);
 }
 
 // ---- the second pass of forward: y = f(z), z = (x - mean) * scale + offset ----------------------
@@ -225,8 +227,7 @@ void RunNormalize(const ElementwisePass& pass) {
 
 // ---- the second pass of backward: dx = scale * dz + scale_xmu * xmu + shift ---------------------
 //
-// This equals scale_in * (unit * centered) + shift + scale * dz; activation.inl defines `centered`
-// and `unit`.
+// This equals scale_in * (unit * centered) + shift + scale * dz.
 
 template <Variant kVariant>
 struct ApplyFormula {

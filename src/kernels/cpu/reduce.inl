@@ -1,9 +1,9 @@
-// The reductions, which sum two terms for each channel over a tile. Sums are float64 from the
-// start: memory, not arithmetic, takes the time.
+// The reductions, which sum two terms for each channel over a tile. All sums are float64, because
+// memory, not arithmetic, takes the time.
 //
-// `Terms` has Of(x, dy, numbers of the channel), which returns the two terms of an element;
-// Channel(c, first), which returns these numbers, where `first` is the channel's first value in the
-// tile; kBackward, true if it reads dy; and kReadsX, true if it computes z.
+// `Terms` has Channel(c, first), which returns numbers of a channel from its first value in the
+// tile; Of(x, dy, these numbers), which returns the two terms of an element; kBackward, true if it
+// reads dy; and kReadsX, true if it computes z.
 
 namespace syncbn::cpu {
 namespace {
@@ -33,10 +33,9 @@ SYNCBN_INLINE void AddVector(const Terms& terms, const T* x, const T* dy, const 
   sums->second += second;
 }
 
-// Returns the terms of n elements, fewer than a vector. Moments subtract `fill`, and a dy of 0
-// makes gradients 0, so the terms of the lanes past n are zero; otherwise the caller ignores them.
-// Inlining would double every loop's code. Arguments are values, so that the caller's sums stay in
-// registers.
+// Returns the terms of n elements, fewer than a vector. The terms of the other lanes are zero,
+// because moments subtract `fill` and gradients multiply by a dy of 0, or the caller ignores them.
+// Inlining would double every loop's code. Arguments are values, so sums stay in registers.
 template <typename Terms, typename T>
 SYNCBN_NOINLINE Pair<Doubles> TermsOfPart(Terms terms, const T* x, const T* dy, int64_t n, T fill,
                                           Affine<Doubles> k) {
@@ -100,7 +99,7 @@ void SumPlanes(const Terms& terms, const T* x, const T* dy, const Tile& tile, do
   }
 }
 
-// The sums of one row, padded to whole vectors.
+// The numbers and sums of the columns of a row, padded to whole vectors.
 template <bool kReadsX>
 struct ColumnSums {
   static constexpr int64_t kSize = kMaxColumns + kDoubles;
@@ -132,7 +131,7 @@ SYNCBN_INLINE void AddColumns(const Terms& terms, const T* x, const T* dy, int64
   if (kFull) {
     Store(columns->u + j, sums.first);
     Store(columns->v + j, sums.second);
-  } else {  // the last row is shorter: the other lanes hold columns of longer rows
+  } else {  // the last row may be shorter, so the other lanes have sums of longer rows
     for (int64_t i = 0; i < n; ++i) {
       columns->u[j + i] = sums.first[i];
       columns->v[j + i] = sums.second[i];
@@ -183,8 +182,8 @@ void SumColumns(const Terms& terms, const T* x, const T* dy, const Tile& tile, d
   });
 }
 
-// SumColumns adds each column's sums to its channel at the end. For few rows that takes longer than
-// the shorter loops of SumPlanes.
+// SumColumns adds the sums of each column to its channel at the end. For few rows that takes longer
+// than the shorter loops of SumPlanes.
 inline bool PrefersColumns(const Tile& tile) {
   return tile.inner < kMinPlane && (tile.inner < 16 || tile.outer_end - tile.outer_begin >= 16);
 }
@@ -203,9 +202,8 @@ void SumTile(const Terms& terms, const T* x, const T* dy, const Tile& tile, doub
 //
 //   u = x - first,  mean = first + sum(u) / n,  m2 = sum(u * u) - sum(u)^2 / n
 //
-// `first` is the channel's first value in the tile, which has n elements. It is within
-// sqrt(m2 * n / (n - 1)) of the mean, so m2 loses at most a factor of about n, whatever the mean
-// is.
+// `first` is the first of the channel's n values in the tile. It is within sqrt(m2 * n / (n - 1))
+// of the mean, so m2 loses at most a factor of about n in precision, whatever the mean is.
 
 struct MomentTerms {
   static constexpr bool kBackward = false, kReadsX = false;

@@ -1,4 +1,4 @@
-// Code that all passes on a tile share, and the table of one instruction set. isa_generic.cc and
+// The code that all passes share, and the table of one instruction set. isa_generic.cc and
 // isa_x86.inl include this file after they define SYNCBN_ISA, SYNCBN_ISA_NAME, loads and stores.
 #include "kernels/cpu/tiles.h"
 
@@ -14,7 +14,7 @@ struct VariantConstant {
   static constexpr Variant value = kVariant;
 };
 
-// Calls run with an element of the type.
+// Calls run(an element of the type).
 template <typename Run>
 SYNCBN_INLINE void WithType(DType dtype, const Run& run) {
   switch (dtype) {
@@ -24,7 +24,7 @@ SYNCBN_INLINE void WithType(DType dtype, const Run& run) {
   }
 }
 
-// Calls run with the pass's variant, which must be one of kVariants, and an element of its type.
+// Calls run(the pass's variant, an element of its type). The variant must be one of kVariants.
 template <Variant... kVariants, typename Run>
 SYNCBN_INLINE void WithVariant(const PassInput& pass, const Run& run) {
   const auto with = [&](auto variant) {
@@ -50,8 +50,7 @@ SYNCBN_INLINE const T* FirstOf(const T* x, const Tile& tile) {
 }
 
 // A tile of short planes as `count` rows of `width` columns, `stride` elements apart, and a last
-// row of `rest` columns. A row consists of `repeats` adjacent short rows of memory, so that three
-// channels fill a vector as well as a thousand.
+// row of `rest` columns. A row has `repeats` outer indices, so that few channels also fill vectors.
 struct Rows {
   int64_t offset, count, stride, width, rest, repeats;
 };
@@ -62,7 +61,7 @@ inline Rows MakeRows(const Tile& tile) {
   int64_t repeats = 1;
   if (width == tile.row) {
     repeats = kMaxColumns / width;
-    if (repeats > 16) repeats -= repeats % 16;  // rows then start at multiples of a vector
+    if (repeats > 16) repeats -= repeats % 16;  // then a row is a multiple of a vector
     if (repeats > outer) repeats = outer;
   }
   return {tile.outer_begin * tile.row + tile.channel_begin * tile.inner,
@@ -78,7 +77,7 @@ template <typename Visit>
 SYNCBN_INLINE void ForEachColumn(const Rows& rows, const Tile& tile, const Visit& visit) {
   int64_t j = 0;
   for (int64_t repeat = 0; repeat < rows.repeats; ++repeat) {
-    if (tile.inner == 1) {  // separate, because the compiler vectorizes this loop
+    if (tile.inner == 1) {  // the compiler vectorizes this loop
       for (int64_t c = tile.channel_begin; c < tile.channel_end; ++c)
         visit(j + c - tile.channel_begin, c);
       j += tile.channel_end - tile.channel_begin;

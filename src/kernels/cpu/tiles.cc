@@ -12,21 +12,15 @@
 namespace syncbn::cpu {
 namespace {
 
-// A tile of 128 KiB of float32 takes about 10 us, much longer than handing it to a thread, and
-// stays in a core's cache. Large tensors have larger tiles, so that partial results remain few.
+// Elements of a tile: 128 KiB of float32 fit into a core's cache, and take about 10 us, much longer
+// than waking a thread. Large tensors have larger tiles, so that there are few partial results.
 constexpr int64_t kMinTile = 32768;
 constexpr int64_t kMaxTiles = 256;
 
-// Reading shorter runs of memory is inefficient.
-constexpr int64_t kMinRun = 4096;
+constexpr int64_t kMinRun = 4096;      // reading shorter runs of memory is inefficient
+constexpr int64_t kAloneSize = 32768;  // a smaller pass ends before another thread has woken up
 
-// A pass over fewer elements ends before another thread has woken up.
-constexpr int64_t kAloneSize = 32768;
-
-// Larger outputs leave the caches.
-constexpr int64_t kStreamSize = 8 << 20;
-
-// Returns the size of equal blocks, as many blocks as steps of `step` need.
+// Returns the size of as many equal blocks as there would be blocks of `step`.
 int64_t EvenStep(int64_t size, int64_t step, int64_t multiple) {
   const int64_t even = CeilDiv(size, CeilDiv(size, step));
   return std::min(size, CeilDiv(even, multiple) * multiple);
@@ -62,14 +56,14 @@ struct Partition {
   }
 
   int64_t Tiles() const { return outer_blocks * channel_blocks * inner_blocks; }
-  // The number of tiles that cover one channel; each has a partial result for the channel.
+  // Returns the number of tiles that cover one channel. Each has a partial result.
   int64_t Partials() const { return outer_blocks * inner_blocks; }
 
-  // The number of the partial result that tile `index` has for its channels, and the number of
-  // elements of each channel in that result.
+  // Returns the number of a tile's partial result.
   int64_t PartialOf(int64_t index) const {
     return index / (inner_blocks * channel_blocks) * inner_blocks + index % inner_blocks;
   }
+  // Returns the elements of each channel in a partial result.
   int64_t Count(int64_t partial) const {
     const int64_t outer_begin = partial / inner_blocks * outer_step;
     const int64_t inner_begin = partial % inner_blocks * inner_step;
@@ -100,9 +94,8 @@ void ForEachTile(const Partition& partition, const OnTile& on_tile) {
   for (int64_t index = 0; index < tiles; ++index) on_tile(index);
 }
 
-// Returns the widest set that this build and this machine have, and no wider than
-// GLUON_SYNCBN_INSTRUCTION_SET ("generic", "avx2", "avx512"). The variable gives the same results
-// on different machines, and tests use it.
+// Returns the widest set that this build and this machine have, limited by the variable
+// GLUON_SYNCBN_INSTRUCTION_SET ("generic", "avx2", "avx512").
 const Isa* Detect() {
   const char* variable = std::getenv("GLUON_SYNCBN_INSTRUCTION_SET");
   const std::string limit = variable == nullptr ? "" : variable;
@@ -125,7 +118,6 @@ const Isa& TheIsa() {
 
 }  // namespace
 
-// All channels have the same counts, so one division serves each partial result.
 void MergeMoments(const ReductionPass& pass, double done, double count, const double* mean,
                   const double* m2) {
   for (int64_t c = 0; c < pass.layout.channels; ++c) {
@@ -170,11 +162,7 @@ void Map(const ElementwisePass& pass, MapTile map) {
   ForEachTile(partition, [&](int64_t index) { map(pass, partition.At(index)); });
 }
 
-bool LeavesCaches(const ElementwisePass& pass) {
-  return pass.layout.Size() * static_cast<int64_t>(SizeOf(pass.dtype)) >= kStreamSize;
-}
-
-// ---- the passes, in this machine's instruction set ---------------------------------------------
+// ---- the passes --------------------------------------------------------------------------------
 
 void LocalMoments(const ReductionPass& pass) { TheIsa().local_moments(pass); }
 void Normalize(const ElementwisePass& pass) { TheIsa().normalize(pass); }

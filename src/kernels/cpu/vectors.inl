@@ -1,7 +1,6 @@
-// Element types and vectors of all instruction sets. isa_generic.cc and isa_x86.inl include this
-// file after they define SYNCBN_VECTOR_BYTES and SYNCBN_HAS_STREAMING_STORES. All .inl files here
-// have an unnamed namespace and use no std templates, so that the linker cannot mix the code of two
-// instruction sets.
+// Element types and vectors. isa_generic.cc and isa_x86.inl include this file after they define
+// SYNCBN_VECTOR_BYTES and SYNCBN_HAS_STREAMING_STORES. All .inl files here have an unnamed
+// namespace and no std templates, so that the linker cannot mix the code of two instruction sets.
 #include <cstdint>
 
 #define SYNCBN_INLINE inline __attribute__((always_inline))
@@ -28,8 +27,8 @@ SYNCBN_INLINE void Load(const double* p, Doubles* v) { __builtin_memcpy(v, p, si
 SYNCBN_INLINE void Store(float* p, Floats v) { __builtin_memcpy(p, &v, sizeof(v)); }
 SYNCBN_INLINE void Store(double* p, Doubles v) { __builtin_memcpy(p, &v, sizeof(v)); }
 
-// True for types that have Stream, a store without the caches to an address that is a multiple of
-// kVectorBytes. Other threads see the store before everything that follows EndStreamingStores.
+// True for types that have Stream, a store that bypasses the caches. Its address must be a multiple
+// of kVectorBytes. EndStreamingStores orders it before all later stores.
 template <typename T>
 constexpr bool kCanStream = SYNCBN_HAS_STREAMING_STORES && sizeof(T) >= 4;
 

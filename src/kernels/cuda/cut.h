@@ -1,27 +1,25 @@
-// Divides the work on a tensor among blocks and threads, on the host and on the device.
+// Divides a tensor among blocks and threads, on the host and on the device.
 //
-// A tile is a group of adjacent channels; each block takes a part of a tile's elements. There are
-// two kinds of cuts. Planes (the inner elements of a channel): the tile is one channel, and all
-// threads walk its planes together. Columns, for small planes and channels last: threads form a
-// grid of rows and columns, and each walks the outer axis. Threads read vectors of 16 bytes if all
+// A tile is a group of adjacent channels, which one or more blocks share. There are two kinds of
+// cuts. Planes: the tile is one channel, and all threads of a block traverse its planes (the inner
+// elements) together. Columns, for small planes and channels last: the threads of a block form rows
+// and columns, and each thread traverses the outer axis. Threads read vectors of 16 bytes if all
 // tensors and rows of memory are aligned to 16 bytes, else single elements.
 #pragma once
 #include <algorithm>
 #include <cstdint>
 
-#include "core/layout.h"
+#include "core/tensor.h"
 
 namespace syncbn::cuda {
 
 constexpr int kThreads = 128;  // per block
 constexpr int kVectorBytes = 16;
-constexpr int kMinPlane = 128;   // elements; smaller planes are cut into columns
-constexpr int kTileBytes = 128;  // a row of columns, unless one unit of channels has more
-// Blocks per multiprocessor, for several rounds, and the least number of vectors per thread.
-constexpr int64_t kBlocksEach = 16;
-constexpr int64_t kFewVectors = 8;
-// The most tiles that can be split among blocks: each tile needs a counter.
-constexpr int64_t kCounters = 8192;
+constexpr int kMinPlane = 128;       // elements; smaller planes are cut into columns
+constexpr int kTileBytes = 128;      // a longer row of columns has only one unit of channels
+constexpr int64_t kBlocksEach = 16;  // per multiprocessor
+constexpr int64_t kFewVectors = 8;   // the least number of vectors per thread
+constexpr int64_t kCounters = 8192;  // tiles that blocks can share: each needs a counter
 constexpr int64_t kMaxTileChannels = kTileBytes / 2;  // float16 has 2 bytes
 
 // The work of one thread: the vectors begin, begin + rows, ... before `end` in its column.
@@ -37,7 +35,7 @@ struct Cut {
   int tile_channels = 1, tile_slots = 1;  // channels and vectors in a row of a tile
   int rows = kThreads;                    // rows of threads in a block
   int64_t slots = 1;                      // vectors in a plane; 1 for columns
-  int64_t line = 0, step = 0;             // vectors in a column, and a block's share of them
+  int64_t line = 0, step = 0;             // vectors in a column, and a block's part of them
   int64_t tiles = 1, splits = 1;          // splits: blocks that share a tile
 
   SYNCBN_HOST_DEVICE Work At(unsigned block, int thread) const {
@@ -56,7 +54,7 @@ struct Cut {
     return work;
   }
 
-  // Returns the offset, in elements, of vector i in the thread's column.
+  // Returns the offset in elements of vector i of the thread's column.
   SYNCBN_HOST_DEVICE int64_t OffsetOf(const Work& work, int64_t i) const {
     const int64_t plane = slots == 1 ? i : static_cast<int64_t>(uint64_t(i) / uint64_t(slots));
     const int64_t in_plane = (i - plane * slots) * width + work.column;
@@ -68,7 +66,8 @@ struct Cut {
   }
 };
 
-// `bytes` is the size of an element. `aligned` is true if all tensors begin at a vector's address.
+// `bytes` is the size of an element. `aligned` is true if the addresses of all tensors are
+// multiples of kVectorBytes.
 inline Cut MakeCut(const Layout& layout, int bytes, bool aligned, int multiprocessors) {
   Cut cut;
   cut.layout = layout;

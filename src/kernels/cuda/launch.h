@@ -1,4 +1,4 @@
-// Launches kernels, with the kernel's name in errors, and lists all kernels of the library.
+// Launches kernels, and loads all kernels of the library.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -13,11 +13,12 @@ inline std::vector<const void*>& Kernels() {
   return kernels;
 }
 
-// Adds a kernel that the library launches to the list when the library is loaded.
+// Lists a kernel that Launch uses, when the library is loaded.
 template <auto kKernel>
 inline const void* const kListed = Kernels().emplace_back(reinterpret_cast<const void*>(kKernel));
 
-// Arguments must have exactly the kernel's types, because the launch passes their addresses.
+// `name` is the kernel's name in errors. Arguments must have exactly the kernel's types, because
+// the launch passes their addresses.
 template <auto kKernel, typename... Parameters>
 void Launch(const char* name, int64_t blocks, int threads, cudaStream_t stream,
             Parameters... arguments) {
@@ -28,8 +29,8 @@ void Launch(const char* name, int64_t blocks, int threads, cudaStream_t stream,
         name);
 }
 
-// Loads the code of every kernel to the current device. Newer runtimes would load it at the first
-// launch and wait for the device there, perhaps during another library's communication.
+// Loads every kernel to the current device. Newer runtimes would load a kernel at its first launch,
+// and wait for the device then. During an operation of NCCL that is a deadlock.
 inline void LoadKernels() {
   for (const void* kernel : Kernels()) {
     cudaFuncAttributes attributes;

@@ -1,7 +1,7 @@
 // The passes that write a tensor, element by element. The output may be one of the inputs.
 //
 // A `Formula` has Begin(pass, activation, c), which sets channel c; Of(activation, x, dy), which
-// returns the result; and kBackward and kName, as in reduce.cu.
+// returns the result; kBackward, true if it reads dy; and kName, the name in errors.
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/passes.h"
 #include "kernels/cuda/tensor.cuh"
@@ -9,7 +9,7 @@
 namespace syncbn::cuda {
 namespace {
 
-// kChannels as in reduce.cu.
+// kChannels is the number of channels in a vector: 1, or kWidth for columns.
 template <typename T, int kWidth, int kChannels, typename Formula>
 __global__ void __launch_bounds__(kThreads) MapKernel(Cut cut, ElementwisePass pass) {
   using A = Arithmetic<T>;
@@ -89,8 +89,7 @@ struct NormalizeFormula {
 
 // ---- the second pass of backward: dx = scale * dz + scale_xmu * xmu + shift ---------------------
 //
-// This equals scale * dz + of_centered.scale * (unit * centered) + of_centered.offset;
-// activation.inl defines `centered` and `unit`.
+// This equals scale * dz + of_centered.scale * (unit * centered) + of_centered.offset.
 
 template <typename T>
 struct ApplyFormula {

@@ -1,9 +1,8 @@
 // The kernels of a GPU: the four passes of kernels/passes.h, and copies of per-channel vectors.
 //
-// A pass's tensors are on the current device, and its per-channel arrays in memory that the device
-// can access. `first` and `second` may be in pinned host memory. Results are the same in every run
-// on the same kind of device. Functions return when the work is queued, and throw DeviceError if it
-// cannot be queued.
+// All memory must be accessible to the current device; pinned host memory is. Results are the same
+// in every run on the same kind of device. Functions queue work on the stream, and throw
+// DeviceError if CUDA refuses it.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -16,9 +15,9 @@ namespace syncbn::cuda {
 
 using Stream = CUstream_st*;
 
-// The scratch bytes that LocalMoments and BackwardSums need on the current device, whatever the
-// layout. The caller owns the memory and passes it to one call at a time. Its first kWorkspaceZeros
-// bytes must be zero before the first call; every call restores the zeros.
+// Returns the scratch bytes that LocalMoments and BackwardSums need on the current device, whatever
+// the layout. One call at a time may use the memory. Its first kWorkspaceZeros bytes must be zero
+// before the first call; every call restores the zeros.
 constexpr int64_t kWorkspaceZeros = 32768;
 int64_t WorkspaceBytes();
 
@@ -27,20 +26,18 @@ void Normalize(const ElementwisePass& pass, Stream stream);
 void BackwardSums(const ReductionPass& pass, void* workspace, Stream stream);
 void BackwardApply(const ElementwisePass& pass, Stream stream);
 
-// `from` and `to` are `size` numbers each, float32 or float64, in memory that the device accesses.
 struct VectorCopy {
   const void* from;
   void* to;
-  int64_t size;
-  bool from_double, to_double;
-  bool add;  // adds to the old values instead of replacing them
+  int64_t size;                 // numbers
+  bool from_double, to_double;  // else float32
+  bool add;                     // adds to the old numbers instead of replacing them
 };
 
 constexpr int kMaxVectors = 8;
 
-// Copies several per-channel vectors in one launch, because separate copies would take longer than
-// a small layer's kernels. There must be at most kMaxVectors copies, and no copy may read a vector
-// that another writes.
+// Copies at most kMaxVectors vectors in one launch, because separate copies would take longer than
+// a small layer's kernels. No copy may read a vector that another writes.
 void CopyVectors(const std::vector<VectorCopy>& copies, Stream stream);
 
 }  // namespace syncbn::cuda

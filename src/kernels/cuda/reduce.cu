@@ -1,6 +1,5 @@
-// The reductions of each channel to two numbers. There is one launch: blocks that share channels
-// write partial results to the workspace, and the last block to finish merges them in their order,
-// so the bits are the same in every run.
+// The reductions of each channel to two numbers. Blocks that share channels write partial results
+// to the workspace, and the last block to finish merges them in order, so that no bit is random.
 //
 // `Terms` has Begin(pass, activation, c, x), which receives a thread's first element of channel c;
 // Add(activation, x, dy, first, second), which adds an element's terms to two sums; Of(sums), which
@@ -25,14 +24,8 @@ struct Workspace {
 };
 static_assert(kWorkspaceZeros == kCounters * sizeof(unsigned));
 
-// If splits > 1, splits * tiles is at most kBlocksEach * multiprocessors.
-int64_t MaxPartials(int multiprocessors) {
-  return kBlocksEach * multiprocessors * kMaxTileChannels;
-}
-
-// Merges at(channel, i), i < entries, for each channel of the block, and calls use(channel, all) in
-// one thread. The order of merging depends on sizes alone. `shared` has room for kThreads elements
-// in shared memory.
+// Merges at(channel, i) for i < entries, for each channel of the block, and calls use(channel, all)
+// in one thread. The order depends only on sizes. `shared` has kThreads elements in shared memory.
 template <typename Terms, typename At, typename Use>
 __device__ void MergeByChannel(int channels, int entries, const At& at, const Use& use,
                                Partial* shared) {
@@ -53,8 +46,8 @@ __device__ void MergeByChannel(int channels, int entries, const At& at, const Us
   if (channel < channels && lane == 0) use(channel, all);
 }
 
-// Returns true for the last of `blocks` blocks that calls it; that block then sees everything that
-// the others wrote before their calls.
+// Returns true in the last of `blocks` blocks to call it. That block then sees everything that the
+// others wrote before their calls.
 __device__ bool IsLast(unsigned* counter, unsigned blocks) {
   __threadfence();
   __syncthreads();
@@ -68,12 +61,10 @@ __device__ bool IsLast(unsigned* counter, unsigned blocks) {
   return last;
 }
 
-// The number of blocks per multiprocessor whose threads have enough registers; without this number
-// the compiler spills registers to fit more blocks.
+// Blocks per multiprocessor. Without this number the compiler spills registers to fit more blocks.
 constexpr int kBlocksWithRegisters = 3;
 
-// kChannels is 1 for planes. It is kWidth for columns, where each element of a vector may have
-// another channel.
+// kChannels is the number of channels in a vector: 1, or kWidth for columns.
 template <typename T, int kWidth, int kChannels, typename Terms>
 __global__ void __launch_bounds__(kThreads, kBlocksWithRegisters)
     ReduceKernel(Cut cut, ReductionPass pass, Workspace workspace) {
@@ -93,7 +84,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksWithRegisters)
         terms[k].Begin(pass, activation, cut.ChannelOf(work, k), in[0].values[k]);
       }
     }
-    // Sums of a few elements are in the data's arithmetic, all others in double.
+    // Sums of a few elements have the data's arithmetic. All other sums are double.
     A first[kChannels] = {}, second[kChannels] = {};
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
@@ -145,7 +136,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksWithRegisters)
   MergeByChannel<Terms>(
       work.channels, static_cast<int>(cut.splits),
       [&](int channel, int split) -> Partial {
-        // Volatile reads bypass the first-level cache, which other multiprocessors do not update.
+        // Volatile reads bypass the first-level cache, where other blocks' writes are missing.
         const volatile Partial* const partial = partial_of(channel, split);
         return {partial->count, partial->first, partial->second, partial->origin};
       },
@@ -155,12 +146,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksWithRegisters)
 template <typename T, typename Terms>
 void ReduceOf(const ReductionPass& pass, void* workspace, Stream stream) {
   if (pass.layout.channels == 0) return;
-  const int multiprocessors = Multiprocessors();
-  const Cut cut = MakeCut(pass.layout, sizeof(T), AreAligned({pass.in, pass.dy}), multiprocessors);
-  if (cut.splits > 1 && cut.splits * pass.layout.channels > MaxPartials(multiprocessors)) {
-    throw DeviceError(Concat(Terms::kName, ": partial results must fit into the workspace, got ",
-                             cut.splits, " of ", pass.layout.channels, " channels"));
-  }
+  const bool aligned = AreAligned({pass.in, pass.dy});
+  const Cut cut = MakeCut(pass.layout, sizeof(T), aligned, Multiprocessors());
   char* const bytes = static_cast<char*>(workspace);
   const Workspace scratch{reinterpret_cast<unsigned*>(bytes),
                           reinterpret_cast<Partial*>(bytes + kWorkspaceZeros)};
@@ -192,8 +179,8 @@ void Reduce(const ReductionPass& pass, void* workspace, Stream stream) {
 //   u = x - first,  mean = first + sum(u) / n,  m2 = sum(u * u) - sum(u)^2 / n
 //
 // `first` is the first value that a thread reads, so u is small whatever the mean is. Moments of
-// threads and blocks are merged in double (core/moments.h). A mean stays the difference from an x,
-// so it is as exact as the deviation.
+// threads and blocks are merged in double. A mean remains a difference from a value of x, so it is
+// as exact as the deviation.
 
 template <typename T>
 struct MomentTerms {
@@ -232,7 +219,7 @@ struct MomentTerms {
 
 // ---- the first pass of backward: the sums of dz and of dz * xmu --------------------------------
 //
-// Terms use the center as rounded to the data's arithmetic; Finish corrects the rounding error.
+// Terms round the center to the data's arithmetic, and Finish corrects the rounding error.
 
 template <typename T>
 struct GradientTerms {
@@ -266,8 +253,9 @@ struct GradientTerms {
 
 }  // namespace
 
+// MakeCut splits tiles into at most kBlocksEach blocks per multiprocessor, all tiles together.
 int64_t WorkspaceBytes() {
-  return kWorkspaceZeros + MaxPartials(Multiprocessors()) * sizeof(Partial);
+  return kWorkspaceZeros + kBlocksEach * Multiprocessors() * kMaxTileChannels * sizeof(Partial);
 }
 
 void LocalMoments(const ReductionPass& pass, void* workspace, Stream stream) {

@@ -1,5 +1,4 @@
-// Elements of a tensor on the device, vectors of elements, and the activation. Arithmetic is float,
-// or double for double data.
+// Elements and vectors of a tensor on the device, and the activation.
 #pragma once
 #include <cuda_fp16.h>
 
@@ -68,7 +67,7 @@ __device__ void Write(void* tensor, int64_t at, const Vector<T, kWidth>& vector)
   *reinterpret_cast<Vector<T, kWidth>*>(static_cast<T*>(tensor) + at) = vector;
 }
 
-// Reads the vectors i, i + rows, ... of a thread's work, as far as it has them.
+// Reads the next kUnroll vectors of a thread, from vector i on.
 template <bool kBackward, typename T, int kWidth, int kUnroll>
 __device__ inline void ReadVectors(const PassInput& pass, const Cut& cut, const Work& work,
                                    int64_t i, Vector<T, kWidth> (&in)[kUnroll],
@@ -82,7 +81,7 @@ __device__ inline void ReadVectors(const PassInput& pass, const Cut& cut, const 
   }
 }
 
-// The activation of a pass, in its arithmetic.
+// The activation of a pass.
 template <typename A>
 struct FusedActivation {
   Variant variant;
@@ -91,7 +90,7 @@ struct FusedActivation {
   __device__ explicit FusedActivation(const PassInput& pass)
       : variant(VariantOf(pass)), slopes(MakeSlopes<A>(pass.activation.slope)) {}
 
-  // Returns the numbers of a channel that Unwind reads.
+  // Returns the argument `to_z` of Unwind for a channel.
   __device__ Affine<A> ToUnwind(const PassInput& pass, int64_t c) const {
     if (!ReadsX(variant)) return {static_cast<A>(CenterOf(pass)[c]), 0, 0};
     return MakeAffine<A>(pass.mean[c], pass.scale[c], pass.offset[c]);

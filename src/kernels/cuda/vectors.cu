@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "core/error.h"
-#include "core/layout.h"
+#include "core/tensor.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/passes.h"
 

@@ -1,6 +1,5 @@
-// The backend of a GPU: one call at a time on a lane. In a training step the host waits twice in
-// each phase of a layer: for the sums, and at the end. Kernels write sums directly to pinned
-// memory, and one launch copies all per-channel vectors of a phase.
+// The backend of a GPU. Each call uses a lane. The host waits twice in a forward or backward call
+// of training: for the sums, which kernels write directly to pinned memory, and at the end.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -23,17 +22,19 @@ namespace {
 
 // ---- the current device ------------------------------------------------------------------------
 
-// The driver's functions are looked up at run time, because machines without a driver also load the
-// library.
+// Functions of the driver, looked up at run time because the library must load without a driver.
 struct Driver {
   int (*GetCurrent)(void** context) = nullptr;
   int (*SetCurrent)(void* context) = nullptr;
 
   Driver() {
-    void* library = dlopen("libcuda.so.1", RTLD_LAZY);
-    if (library == nullptr) return;
-    GetCurrent = reinterpret_cast<int (*)(void**)>(dlsym(library, "cuCtxGetCurrent"));
-    SetCurrent = reinterpret_cast<int (*)(void*)>(dlsym(library, "cuCtxSetCurrent"));
+    if (void* const library = dlopen("libcuda.so.1", RTLD_LAZY)) {
+      GetCurrent = reinterpret_cast<int (*)(void**)>(dlsym(library, "cuCtxGetCurrent"));
+      SetCurrent = reinterpret_cast<int (*)(void*)>(dlsym(library, "cuCtxSetCurrent"));
+    }
+    if (GetCurrent == nullptr || SetCurrent == nullptr) {
+      throw DeviceError("CUDA: libcuda.so.1, NVIDIA's driver, cannot be loaded");
+    }
   }
 };
 
@@ -46,45 +47,38 @@ void CheckDriver(int status, const char* call) {
   if (status != 0) throw DeviceError(Concat("CUDA: ", call, " failed with error ", status));
 }
 
-// SetCurrent bypasses the runtime. It is not documented whether the runtime checks the driver's
-// context when it sets the same device again, so this function stores the context and also sets it.
-void MakeCurrent(const Driver& driver, int ordinal) {
-  static std::mutex mutex;
-  static auto& contexts = *new std::map<int, void*>;
-  SYNCBN_CUDA_CHECK(cudaSetDevice(ordinal));
-  std::lock_guard<std::mutex> lock(mutex);
-  void*& context = contexts[ordinal];
-  if (context == nullptr) {
-    SYNCBN_CUDA_CHECK(cudaFree(nullptr));  // older runtimes make the context at the first use
-    CheckDriver(driver.GetCurrent(&context), "cuCtxGetCurrent");
-  } else {
-    CheckDriver(driver.SetCurrent(context), "cuCtxSetCurrent");
-  }
-}
-
 void* CurrentContext() {
-  const Driver& driver = TheDriver();
-  if (driver.GetCurrent == nullptr || driver.SetCurrent == nullptr) {
-    throw DeviceError("CUDA: libcuda.so.1, NVIDIA's driver, cannot be loaded");
-  }
   void* context = nullptr;
-  CheckDriver(driver.GetCurrent(&context), "cuCtxGetCurrent");
+  CheckDriver(TheDriver().GetCurrent(&context), "cuCtxGetCurrent");
   return context;
 }
 
-// Makes a GPU the thread's current device. The destructor restores the context that the thread had
-// before, or none. Both use the driver, because cudaSetDevice would make a context on a device 0
-// that the thread has never used.
+// Makes a GPU the thread's current device. The destructor restores the thread's previous context,
+// or none. It uses the driver, because cudaSetDevice would make a context on a GPU without one.
 class CurrentDevice {
  public:
-  // If Renew throws, the destructor still restores the context, because the other constructor has
-  // ended.
-  explicit CurrentDevice(int ordinal) : CurrentDevice(ordinal, CurrentContext()) { Renew(); }
+  // If Set throws, the destructor runs, because the delegated constructor has ended.
+  explicit CurrentDevice(int ordinal) : CurrentDevice(ordinal, CurrentContext()) { Set(); }
   ~CurrentDevice() { TheDriver().SetCurrent(context_before_); }
-  // Must follow a call of other code that may have changed the current device.
-  void Renew() const { MakeCurrent(TheDriver(), ordinal_); }
   CurrentDevice(const CurrentDevice&) = delete;
   CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+  // Must be called again after other code that may have changed the current device. The destructor
+  // bypasses the runtime, which may then believe that its device is still current. So this function
+  // also sets the device's context.
+  void Set() const {
+    static std::mutex mutex;
+    static auto& contexts = *new std::map<int, void*>;
+    SYNCBN_CUDA_CHECK(cudaSetDevice(ordinal_));
+    std::lock_guard<std::mutex> lock(mutex);
+    void*& context = contexts[ordinal_];
+    if (context == nullptr) {
+      SYNCBN_CUDA_CHECK(cudaFree(nullptr));  // older runtimes make the context at the first use
+      context = CurrentContext();
+    } else {
+      CheckDriver(TheDriver().SetCurrent(context), "cuCtxSetCurrent");
+    }
+  }
 
  private:
   CurrentDevice(int ordinal, void* before) : ordinal_(ordinal), context_before_(before) {}
@@ -95,13 +89,13 @@ class CurrentDevice {
 
 // ---- lanes -------------------------------------------------------------------------------------
 
-// An Allocator for the current device.
+// Allocates for the current device.
 using Allocate = std::function<std::shared_ptr<void>(MemoryKind kind, size_t bytes)>;
 
-// Memory that later calls reuse, and that grows if a call needs more.
+// Memory that grows on demand.
 class Buffer {
  public:
-  // Ensures a size. Growing loses the contents, which no work may still use.
+  // Growing frees the old memory, which no pending work may use.
   void Reserve(MemoryKind kind, size_t bytes, const Allocate& allocate) {
     if (bytes <= bytes_) return;
     Free();
@@ -119,31 +113,30 @@ class Buffer {
   size_t bytes_ = 0;
 };
 
-// A stream and its memory. A device has as many lanes as calls were ever pending on it at once, and
-// each lane keeps the largest sizes so far. So a step allocates nothing once its shapes have been
-// seen, and layers share lanes. All functions use the current device.
+// A stream and its scratch memory, for one call at a time on the current device. Later calls of any
+// layer reuse lanes, so a step allocates nothing once its shapes have been seen.
 class Lane {
  public:
   Lane() {
     cuda::LoadKernels();
-    // The stream does not wait for the legacy default stream, which other libraries may use.
+    // Work of other libraries on the default stream must not block this stream.
     SYNCBN_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   }
 
-  // Returns the stream, for work that Synchronize waits for.
+  // Returns the stream for new work.
   cuda::Stream Queue() {
     is_idle_ = false;
     return stream_;
   }
 
-  // Waits for all queued work.
+  // Waits for all work on the stream.
   void Synchronize() {
     if (is_idle_) return;
     SYNCBN_CUDA_CHECK(cudaStreamSynchronize(stream_));
     is_idle_ = true;
   }
 
-  // Returns the kernels' workspace, which one kernel at a time may use.
+  // Returns the workspace of kernels/cuda/passes.h.
   void* Workspace(const Allocate& allocate) {
     workspace_.Reserve(MemoryKind::kDevice, static_cast<size_t>(cuda::WorkspaceBytes()), allocate);
     if (!is_zeroed_) {
@@ -153,7 +146,7 @@ class Lane {
     return workspace_.data();
   }
 
-  // Returns a free lane of the current device, whose number is `ordinal`, or a new lane.
+  // Returns a free lane of the current device, which has number `ordinal`, or a new lane.
   static Lane* Acquire(int ordinal) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -191,8 +184,8 @@ class Lane {
 
 // ---- the backend -------------------------------------------------------------------------------
 
-// The largest number of per-channel vectors of a call. Backward from x through an activation has 3
-// inputs of the sums, 2 sums, 2 results and 5 coefficients. (Forward has 5 inputs, 2 moments, 2
+// The most per-channel vectors of a call: 3 inputs of the sums, 2 sums, 2 results and 5
+// coefficients in backward from x through an activation. (Forward has 5 inputs, 2 moments, 2
 // results and 3 coefficients.)
 constexpr int64_t kPinnedVectors = 12;
 constexpr int64_t kDeviceVectors = 8;
@@ -213,7 +206,7 @@ class CudaBackend : public Backend {
     lane_->pinned.Reserve(MemoryKind::kPinned, kPinnedVectors * vector_bytes, allocate_);
     // The first Synchronize waits for these copies.
     for (const Tensor* vector : vectors) {
-      double* const copy = NextPinned(channels_);
+      double* const copy = NextPinned();
       read_[vector->data] = copy;
       queued_.push_back({vector->data, copy, channels_, IsDouble(*vector), true, false});
     }
@@ -229,9 +222,9 @@ class CudaBackend : public Backend {
   void Abandon() noexcept override {
     if (lane_ != nullptr) {
       try {
-        lane_->Synchronize();  // no work may still use the lane's memory
+        lane_->Synchronize();  // pending work may use the lane's memory
       } catch (const DeviceError&) {
-        // A device in this state refuses every call; the first error has been reported.
+        // The first error is reported.
       }
     }
     Close();
@@ -243,36 +236,25 @@ class CudaBackend : public Backend {
     return std::vector<double>(values, values + channels_);
   }
 
-  void Write(const std::vector<double>& values, WriteMode mode, const Tensor& vector) override {
+  void Write(const double* values, WriteMode mode, const Tensor& vector) override {
     if (mode == WriteMode::kNull) return;
-    queued_.push_back({Pin(values.data(), channels_), vector.data, channels_, true,
-                       IsDouble(vector), mode == WriteMode::kAdd});
+    queued_.push_back(
+        {Pin(values), vector.data, channels_, true, IsDouble(vector), mode == WriteMode::kAdd});
   }
 
-  void LocalMoments(const ReductionPass& pass) override {
-    const int64_t n = pass.layout.channels;
-    ReductionPass on_device = pass;
-    on_device.first = NextPinned(n);
-    on_device.second = NextPinned(n);
-    cuda::LocalMoments(on_device, lane_->Workspace(allocate_), lane_->Queue());
-    Fetch({{on_device.first, pass.first}, {on_device.second, pass.second}}, n);
-  }
+  void LocalMoments(const ReductionPass& pass) override { Reduce(pass, cuda::LocalMoments); }
 
   void BackwardSums(const ReductionPass& pass) override {
-    const int64_t n = pass.layout.channels;
     ReductionPass on_device = pass;
     UploadInput(&on_device);
     Flush();
-    on_device.first = NextPinned(n);
-    on_device.second = NextPinned(n);
-    cuda::BackwardSums(on_device, lane_->Workspace(allocate_), lane_->Queue());
-    Fetch({{on_device.first, pass.first}, {on_device.second, pass.second}}, n);
+    Reduce(on_device, cuda::BackwardSums);
   }
 
   void Normalize(const ElementwisePass& pass) override {
     ElementwisePass on_device = pass;
     for (const double** vector : {&on_device.mean, &on_device.scale, &on_device.offset}) {
-      *vector = Upload(*vector, pass.layout.channels);
+      *vector = Upload(*vector);
     }
     Flush();
     cuda::Normalize(on_device, lane_->Queue());
@@ -281,15 +263,15 @@ class CudaBackend : public Backend {
   void BackwardApply(const ElementwisePass& pass) override {
     ElementwisePass on_device = pass;
     UploadInput(&on_device);
-    on_device.scale_xmu = Upload(pass.scale_xmu, pass.layout.channels);
-    on_device.shift = Upload(pass.shift, pass.layout.channels);
+    on_device.scale_xmu = Upload(pass.scale_xmu);
+    on_device.shift = Upload(pass.shift);
     Flush();
     cuda::BackwardApply(on_device, lane_->Queue());
   }
 
   const void* Keep(const void* tensor, size_t bytes) override {
     if (bytes == 0) return nullptr;
-    kept_.Reserve(MemoryKind::kDevice, bytes, allocate_);  // earlier calls waited for their kernels
+    kept_.Reserve(MemoryKind::kDevice, bytes, allocate_);  // no call is pending
     SYNCBN_CUDA_CHECK(
         cudaMemcpyAsync(kept_.data(), tensor, bytes, cudaMemcpyDefault, lane_->Queue()));
     return kept_.data();
@@ -298,42 +280,34 @@ class CudaBackend : public Backend {
   void Forget() override { kept_.Free(); }
 
  private:
-  double* NextPinned(int64_t size) {
-    return Next(lane_->pinned, &pinned_used_, kPinnedVectors, size);
+  double* NextPinned() { return Next(lane_->pinned, &pinned_used_, kPinnedVectors); }
+  double* NextDevice() { return Next(lane_->device, &device_used_, kDeviceVectors); }
+
+  // Returns the next of the vectors that Begin has reserved.
+  double* Next(const Buffer& reserved, int64_t* used, int64_t most) const {
+    if (*used == most) throw DeviceError(Concat("a call must have at most ", most, " vectors"));
+    return static_cast<double*>(reserved.data()) + (*used)++ * channels_;
   }
 
-  double* NextDevice(int64_t size) {
-    return Next(lane_->device, &device_used_, kDeviceVectors, size);
-  }
-
-  // Returns the next `size` numbers of the memory that Begin has reserved.
-  double* Next(const Buffer& reserved, int64_t* used, int64_t vectors, int64_t size) const {
-    double* const next = static_cast<double*>(reserved.data()) + *used;
-    *used += size;
-    if (*used <= vectors * channels_) return next;
-    throw DeviceError(Concat("a call must have at most ", vectors, " vectors, got more"));
-  }
-
-  double* Pin(const double* values, int64_t size) {
-    double* const pinned = NextPinned(size);
-    std::copy_n(values, size, pinned);
+  double* Pin(const double* values) {
+    double* const pinned = NextPinned();
+    std::copy_n(values, channels_, pinned);
     return pinned;
   }
 
-  // Returns an address on the device that has the values after the next Flush.
-  const double* Upload(const double* values, int64_t size) {
-    double* const device = NextDevice(size);
-    queued_.push_back({Pin(values, size), device, size, true, true, false});
+  // Returns where the values will be on the device after the next Flush.
+  const double* Upload(const double* values) {
+    double* const device = NextDevice();
+    queued_.push_back({Pin(values), device, channels_, true, true, false});
     return device;
   }
 
   // Uploads the per-channel arrays that kernels read.
   void UploadInput(PassInput* input) {
-    const int64_t n = input->layout.channels;
     const bool reads_z = input->from_output || input->activation.function != Function::kIdentity;
-    input->scale = Upload(input->scale, n);
-    input->offset = reads_z ? Upload(input->offset, n) : nullptr;
-    input->mean = input->from_output ? nullptr : Upload(input->mean, n);
+    input->scale = Upload(input->scale);
+    input->offset = reads_z ? Upload(input->offset) : nullptr;
+    input->mean = input->from_output ? nullptr : Upload(input->mean);
   }
 
   void Flush() {
@@ -342,10 +316,16 @@ class CudaBackend : public Backend {
     queued_.clear();
   }
 
-  // Waits for results in pinned memory and copies them.
-  void Fetch(std::initializer_list<std::pair<const double*, double*>> results, int64_t size) {
+  // Runs a kernel with results in pinned memory, waits, and copies them to the host.
+  void Reduce(const ReductionPass& pass,
+              void (*kernel)(const ReductionPass&, void*, cuda::Stream)) {
+    ReductionPass on_device = pass;
+    on_device.first = NextPinned();
+    on_device.second = NextPinned();
+    kernel(on_device, lane_->Workspace(allocate_), lane_->Queue());
     lane_->Synchronize();
-    for (const auto& result : results) std::copy_n(result.first, size, result.second);
+    std::copy_n(on_device.first, channels_, pass.first);
+    std::copy_n(on_device.second, channels_, pass.second);
   }
 
   void Close() noexcept {
@@ -360,7 +340,7 @@ class CudaBackend : public Backend {
   const Allocator allocator_;
   const Allocate allocate_ = [this](MemoryKind kind, size_t bytes) {
     const std::shared_ptr<void> memory = allocator_(device_, kind, bytes);
-    current_->Renew();
+    current_->Set();
     return memory;
   };
   Buffer kept_;
@@ -368,7 +348,7 @@ class CudaBackend : public Backend {
   std::unique_ptr<CurrentDevice> current_;
   Lane* lane_ = nullptr;
   int64_t channels_ = 0;
-  int64_t pinned_used_ = 0, device_used_ = 0;  // doubles
+  int64_t pinned_used_ = 0, device_used_ = 0;  // vectors
   std::map<const void*, const double*> read_;
   std::vector<cuda::VectorCopy> queued_;
 };

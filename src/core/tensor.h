@@ -1,0 +1,62 @@
+// The element type and the layout of a tensor.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+// Marks functions that both the host and CUDA kernels call.
+#if defined(__CUDACC__)
+#define SYNCBN_HOST_DEVICE __host__ __device__
+#else
+#define SYNCBN_HOST_DEVICE
+#endif
+
+namespace syncbn {
+
+// The values are MXNet's own (mshadow type flags).
+enum class DType : int { kFloat32 = 0, kFloat64 = 1, kFloat16 = 2 };
+
+inline bool IsSupported(int flag) { return flag == 0 || flag == 1 || flag == 2; }
+
+inline size_t SizeOf(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32: return 4;
+    case DType::kFloat64: return 8;
+    case DType::kFloat16: return 2;
+  }
+  return 0;
+}
+
+// `flag` may also be a dtype of MXNet that the layer does not support.
+inline std::string NameOfFlag(int flag) {
+  static const char* const names[] = {"float32", "float64", "float16", "uint8", "int32",
+                                      "int8",    "int64",   "bool",    "int16", "uint16",
+                                      "uint32",  "uint64",  "bfloat16"};
+  const int known = sizeof(names) / sizeof(*names);
+  return flag >= 0 && flag < known ? names[flag] : "MXNet's dtype number " + std::to_string(flag);
+}
+
+inline std::string Name(DType dtype) { return NameOfFlag(static_cast<int>(dtype)); }
+
+// The shape of a tensor for the layer: (outer, channels, inner), row major. NCHW with axis 1 is
+// (N, C, H*W); NHWC with axis 3 is (N*H*W, C, 1).
+struct Layout {
+  int64_t outer = 0;
+  int64_t channels = 0;
+  int64_t inner = 0;
+
+  SYNCBN_HOST_DEVICE int64_t PerChannel() const { return outer * inner; }
+  SYNCBN_HOST_DEVICE int64_t Size() const { return outer * channels * inner; }
+};
+
+inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// `axis` must be in [0, ndim).
+inline Layout MakeLayout(const int64_t* shape, int ndim, int axis) {
+  Layout layout{1, shape[axis], 1};
+  for (int i = 0; i < axis; ++i) layout.outer *= shape[i];
+  for (int i = axis + 1; i < ndim; ++i) layout.inner *= shape[i];
+  return layout;
+}
+
+}  // namespace syncbn
