@@ -193,92 +193,64 @@ class Checks:
         self._program, self._norms = program, norms
         self._kind = kind_of(program.dtype)
 
-    def _arrays(self, number, name, kind="data"):
-        """Return a parameter's data or "grad" on each context."""
-        parameter = getattr(self._norms[number], name)
-        return [array.asnumpy() for array in getattr(parameter, f"list_{kind}")()]
-
     def states(self):
         """Return the state of each layer, which has to be equal on all contexts."""
-        return [self._state(number) for number in range(len(self._norms))]
+        return [
+            {n: self._state(getattr(norm, n)) for n in (*PARAMETERS, *STATISTICS)}
+            for norm in self._norms
+        ]
 
-    def _state(self, number):
-        state = {}
-        for name in (*PARAMETERS, *STATISTICS):
-            first, *others = self._arrays(number, name)
-            for other in others:
-                np.testing.assert_array_equal(other, first, name)
-            state[name] = exact(first)
-        return state
+    def _state(self, parameter):
+        first, *others = (array.asnumpy() for array in parameter.list_data())
+        assert first.dtype == self._kind
+        for other in others:
+            np.testing.assert_array_equal(other, first, parameter.name)
+        return exact(first)
 
-    def expected(self, states, data, train):
-        """Return the oracle's net."""
-        return Net(self._program, states, data.join(data.x), train)
-
-    def by_context(self, arrays, data):
-        """Return results per context, also where they are whole."""
-        if self._program.way == "parallel":
-            return data.split(arrays[0].asnumpy())
-        return [array.asnumpy() for array in arrays]
+    def gradients(self):
+        """Return the gradient on each context, by the layer's number and by name."""
+        return {
+            (number, name): [a.asnumpy() for a in getattr(norm, name).list_grad()]
+            for number, norm in enumerate(self._norms)
+            for name in PARAMETERS
+            if getattr(norm, name).grad_req != "null"
+        }
 
     def check_outputs(self, ys, data, net):
-        for number, (y, expected) in enumerate(zip(ys, net.outputs)):
-            check(f"output {number}", data.join(y), expected, self._program.dtype)
+        for number, (shards, expected) in enumerate(zip(ys, net.outputs)):
+            y = data.join([y.asnumpy() for y in shards])
+            check(f"output {number}", y, expected, self._program.dtype)
 
     def check_statistics(self, net):
         for number, (result, right) in enumerate(zip(self.states(), net.states)):
             for kind in STATISTICS:
-                array = result[kind].value.astype(self._kind)
-                check(f"{kind} of layer {number}", array, right[kind], self._kind)
+                name = f"{kind} of layer {number}"
+                check(name, result[kind].value, right[kind], "float64")
 
-    def check_input_gradients(self, xs, step, data, net):
+    def check_gradients(self, xs, step, data, net, former):
+        """Compare gradients; `former` are those of parameters before the step."""
         grad_req, dtype = self._program.x_grad_req, self._program.dtype
-        if grad_req == "null":
-            return
-        results = self.by_context([x.grad for x in xs], data)
-        dx, _ = net.backward(list(map(data.join, data.dys)))
+        dx, elements = net.backward(list(map(data.join, data.dys)))
         if grad_req == "add":
             dx = total([exact(OLD), *[dx] * step.backwards], dtype)
-        check("input gradient", data.join(results), dx, dtype)
+        if grad_req != "null":
+            result = data.join([x.grad.asnumpy() for x in xs])
+            check("input gradient", result, dx, dtype)
+        bounds = np.cumsum(data.rows)[:-1]
+        for (number, name), results in self.gradients().items():
+            uses = elements[number][PARAMETERS.index(name)]
+            sums = [self._sums(use, bounds) for use in uses]
+            is_added = getattr(self._norms[number], name).grad_req == "add"
+            for k, (result, *parts) in enumerate(zip(results, *sums)):
+                if is_added:
+                    old = exact(former[number, name][k])
+                    parts = [old, *parts * step.backwards]
+                where = f"d{name} of layer {number} on cpu({k})"
+                check(where, result, total(parts, self._kind), self._kind)
 
-    def gradients(self):
-        """{(number of a layer, name, context): gradient} of all that have one."""
-        return {
-            (number, name, k): gradient
-            for number, layer in enumerate(self._program.layers)
-            for name in layer.grad_reqs()
-            for k, gradient in enumerate(self._arrays(number, name, "grad"))
-        }
-
-    def check_gradients(self, step, data, net, former):
-        """Compare gradients on each context with the oracle's and the `former` ones."""
-        fresh = {}
-        _, elements = net.backward(list(map(data.join, data.dys)))
-        for number, columns in enumerate(elements):
-            for name, uses in zip(PARAMETERS, columns):
-                sums = [self._sums(use, data) for use in uses]
-                parts = [total(terms, self._kind) for terms in zip(*sums)]
-                for k, part in zip(data.active, parts):
-                    fresh[number, name, k] = part
-                if self._program.way == "parallel":  # each device has the sum
-                    for k in range(self._program.contexts):
-                        fresh[number, name, k] = total(parts, self._kind)
-        for key, result in self.gradients().items():
-            number, name, k = key
-            grad_req = self._program.layers[number].grad_reqs()[name]
-            expected = exact(former[key])
-            if grad_req == "add" and key in fresh:
-                terms = [expected, *[fresh[key]] * step.backwards]
-                expected = total(terms, self._kind)
-            elif key in fresh:
-                expected = fresh[key]
-            where = f"d{name} of layer {number} on cpu({k})"
-            check(where, result, expected, self._kind)
-
-    def _sums(self, elements, data):
-        """Yield the sums over the rows of each active context."""
+    def _sums(self, elements, bounds):
+        """Yield the sums over the rows of each context."""
         axes, _ = reference.reduction_axes(elements.value, self._program.axis)
-        bounds = np.cumsum([data.rows[k] for k in data.active])[:-1]
         shards = [np.split(v, bounds, self._program.batch_axis) for v in elements]
         for value, error in zip(*shards):
             yield stored(Value(value.sum(axes), error.sum(axes)), self._kind)

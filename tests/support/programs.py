@@ -7,7 +7,6 @@ with the simplest value, to which hypothesis reduces a program that fails.
 from dataclasses import dataclass
 from typing import List, Optional
 
-import gluon_syncbn
 from gluon_syncbn import SyncBatchNorm
 
 import mxnet as mx
@@ -36,38 +35,22 @@ class Layer:
     beta_grad_req: str
     gammas: str  # "ones" (all values as initialized), "normal" or "awkward"
 
-    def grad_reqs(self):
-        """Return the grad_req of each parameter that has a gradient."""
-        found = {
-            "gamma": self.gamma_grad_req if self.scale else "null",
-            "beta": self.beta_grad_req if self.center else "null",
-        }
-        return {
-            name: grad_req for name, grad_req in found.items() if grad_req != "null"
-        }
-
 
 @dataclass
 class Step:
-    """One thing that the program does.
+    """One thing that the program does, on a shard of `rows[k]` rows on context k."""
 
-    kind is "train", "train_unrecorded", "predict" or "predict_recorded". rows has an
-    element for each context: None without a shard, 0 for an empty shard.
-    """
-
-    kind: str
-    rows: List[Optional[int]]
-    backwards: int = 1  # through the one graph
+    kind: str  # "train", "train_unrecorded", "predict" or "predict_recorded"
+    rows: List[int]
+    backwards: int  # through the one graph
 
 
 @dataclass
 class Program:
     seed: int  # decides all values
-    way: str  # "devices", "parallel" or "plain_loop"
     contexts: int
     mode: str
     uses: List[int]  # numbers of layers that are called with the batch
-    bare: bool  # the layer itself is the net
     convolutions: bool  # around layers, for oneDNN's layouts
     dtype: str
     shape: List[int]  # 0 stands for the rows
@@ -92,7 +75,6 @@ def once_in(count):
 @st.composite
 def programs(draw):
     contexts = draw(one_of(2, 1, 2, 2, 3, 3, 4))
-    way = draw(one_of("devices", "devices", "parallel", "plain_loop"))
     dtype = draw(one_of("float32", "float32", "float64", "float16"))
     ndim = draw(st.integers(2, 5))
     convolutions = ndim == 4 and dtype == "float32" and draw(st.booleans())
@@ -111,11 +93,9 @@ def programs(draw):
     layer = layers(needs_gradient=x_grad_req == "null", dtype=dtype)
     program = Program(
         seed=draw(st.integers(0, 2**32 - 1)),
-        way=way,
         contexts=contexts,
         mode=draw(one_of("imperative", "hybridize", "static_alloc", "static_shape")),
         uses=uses,
-        bare=uses == [0] and not convolutions and draw(st.booleans()),
         convolutions=convolutions,
         dtype=dtype,
         shape=shape,
@@ -154,28 +134,13 @@ def layers(draw, needs_gradient, dtype):
 @st.composite
 def steps(draw, program):
     others = "train_unrecorded", "predict", "predict_recorded"
-    kind, rows = draw(one_of(*["train"] * 6, *others)), draw(rows_of(program))
-    if not any(rows):
-        rows[rows.index(0)] = 1
-    return Step(kind, rows, backwards=1 + (kind == "train" and draw(once_in(7))))
-
-
-@st.composite
-def rows_of(draw, program):
-    count = program.contexts
-    if program.way == "parallel":
-        # Split as make_parallel does.
-        total = draw(st.integers(1, 3 * count))
-        active = min(total, count)
-        share, more = divmod(total, active)
-        shares = [share + (k < more) for k in range(active)]
-        return shares + [None] * (count - active)
+    kind, count = draw(one_of(*["train"] * 6, *others)), program.contexts
     rows = [draw(st.integers(1, 4)) for _ in range(count)]
-    # The float32 convolutions around a layer refuse empty shards.
-    alone = program.bare or program.dtype != "float32"
-    if alone and program.way == "devices" and draw(once_in(5)):
+    # oneDNN's operators, beside a layer and in its graph, refuse an empty shard.
+    is_plain = program.mode == "imperative" and not program.convolutions
+    if count > 1 and (is_plain or program.dtype != "float32") and draw(once_in(5)):
         rows[draw(st.integers(0, count - 1))] = 0
-    return rows
+    return Step(kind, rows, backwards=1 + (kind == "train" and draw(once_in(7))))
 
 
 # ---- Nets and data.
@@ -210,15 +175,8 @@ def make_net(program):
     contexts = cpus(program.contexts)
     rng = np.random.default_rng(program.seed)
     norms = [_norm(program, layer, rng) for layer in program.layers]
-    net = norms[0] if program.bare else Uses(program, norms)
+    net = Uses(program, norms)
     net.cast(program.dtype)
-    if program.way == "parallel":
-        # Conversion would take the layers' settings away.
-        gluon_syncbn.make_parallel(
-            net, contexts, sync_bn=False, batch_axis=program.batch_axis
-        )
-    elif program.way == "plain_loop":
-        gluon_syncbn.allow_plain_loop(net)
     net.initialize(ctx=contexts)
     return set_mode(net, program.mode), norms
 
@@ -240,38 +198,32 @@ def _norm(program, layer, rng):
         for name, value in values.items():
             arguments[f"{name}_initializer"] = mx.init.Constant(value)
     norm = SyncBatchNorm(axis=program.axis, **arguments)
-    for name in "gamma", "beta":
-        getattr(norm, name).grad_req = layer.grad_reqs().get(name, "null")
+    if layer.scale:
+        norm.gamma.grad_req = layer.gamma_grad_req
+    if layer.center:
+        norm.beta.grad_req = layer.beta_grad_req
     return norm
 
 
 class Data:
-    """The inputs of the net in one step, and the gradients of its outputs.
-
-    `active` are the contexts with a shard, even an empty one. `x` has the shard of each
-    context, None for a skipped one, and `dys` has the same for each output.
-    """
+    """The inputs `x` and the gradients `dys` of each output in one step, by context."""
 
     def __init__(self, program, number, step):
-        self.rows = [rows or 0 for rows in step.rows]
-        self.active = [k for k, rows in enumerate(step.rows) if rows is not None]
-        self._axis = program.batch_axis
+        self.rows, self._axis = step.rows, program.batch_axis
         rng = np.random.default_rng([program.seed, number])
         shape = list(program.shape)
         shape[self._axis] = sum(self.rows)
-        self.x = self.split(_random(program, shape, rng).astype(program.dtype))
+        self.x = self._split(_random(program, shape, rng).astype(program.dtype))
         self.dys = [
-            self.split(rng.normal(size=shape).astype(program.dtype))
+            self._split(rng.normal(size=shape).astype(program.dtype))
             for _ in program.uses
         ]
 
-    def split(self, whole):
-        shards = np.split(whole, np.cumsum(self.rows)[:-1], self._axis)
-        return [shard if k in self.active else None for k, shard in enumerate(shards)]
+    def _split(self, whole):
+        return np.split(whole, np.cumsum(self.rows)[:-1], self._axis)
 
     def join(self, shards):
-        """Join the shards of the active contexts."""
-        return np.concatenate([shards[k] for k in self.active], self._axis)
+        return np.concatenate(shards, self._axis)
 
 
 def _random(program, shape, rng):
