@@ -18,10 +18,10 @@ from gluon_syncbn.native import failures
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import autograd, gluon
+from mxnet import autograd
 from mxnet.gluon import SymbolBlock, nn
 from support.blocks import gluon_1_only, move
-from support.helpers import cpus, put, queue_step, run_python, set_mode
+from support.helpers import cpus, queue_step, run_python, set_mode
 from support.mistakes import (
     X,
     assert_trains,
@@ -48,18 +48,7 @@ def backward_of_one_context_by_map(devices, layer, shards):
     mx.nd.waitall()  # here
 
 
-def step_without_backward_of_one_context(devices, layer, shards):
-    trainer = gluon.Trainer(layer.collect_params(), "sgd")
-    ys = devices.map(layer, shards)
-    devices.map(lambda y: y.backward() if y.context == mx.cpu(0) else None, ys)
-    trainer.step(1)  # here
-
-
-MISTAKES = [
-    read_before_every_context_is_called,
-    backward_of_one_context_by_map,
-    step_without_backward_of_one_context,
-]
+MISTAKES = [read_before_every_context_is_called, backward_of_one_context_by_map]
 
 
 def line_of(function):
@@ -105,25 +94,19 @@ def test_the_line_inside_of_map(devices):
 # ---- num_devices ---------------------------------------------------------------------
 
 
-def test_more_devices_than_contexts(devices):
-    layer = make_layer(devices.contexts, num_devices=3)
-    facts = rf"'{layer.name}'.*num_devices.* 2.*cpu\(0\), cpu\(1\).* 3"
-    with pytest.raises(ValueError, match=facts), autograd.train_mode():
-        devices.map(layer, make_shards(devices))
-    gluon_syncbn.convert_sync_batchnorm(layer, num_devices=2)
-    assert_trains(devices, layer)
-
-
-def test_one_device_on_two_contexts(devices):
-    """Each context would normalize its shard, until backward or the next step fails."""
-    layer = make_layer(devices.contexts, num_devices=1)
-    pattern = r"num_devices must be 2 or None for a map over cpu\(0\), cpu\(1\), got 1"
-    with pytest.raises(ValueError, match=pattern), autograd.train_mode():
-        devices.map(layer, make_shards(devices))
-    for context in devices.contexts:  # one after the other, as a net that moves
+@pytest.mark.parametrize(
+    "count, facts",
+    [
+        (3, r"'{}'.*num_devices.* 2.*cpu\(0\), cpu\(1\).* 3"),
+        (1, r"num_devices must be 2 or None for .*cpu\(0\), cpu\(1\), got 1"),
+    ],
+)
+def test_another_number_of_devices_than_contexts(count, facts, devices):
+    """With one, each context would normalize its shard alone."""
+    layer = make_layer(devices.contexts, num_devices=count)
+    with pytest.raises(ValueError, match=facts.format(layer.name)):
         with autograd.train_mode():
-            (x,) = put([X], [context])
-            map_and_wait(gluon_syncbn.Devices([context]), layer, [x])
+            devices.map(layer, make_shards(devices))
     gluon_syncbn.convert_sync_batchnorm(layer, num_devices=2)
     assert_trains(devices, layer)
 
