@@ -13,13 +13,26 @@ import gluon_syncbn
 from gluon_syncbn.compat import IS_GLUON_2
 
 import mxnet as mx
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from mxnet import autograd
-from support.nd import nd
-from support.program_oracle import OLD, Checks, Net
-from support.programs import Data, make_net, programs
+from support import reference
+from support.helpers import cpus, put, split_rows
+from support.program_oracle import (
+    PARAMETERS,
+    STATISTICS,
+    Net,
+    Value,
+    check,
+    exact,
+    kind_of,
+    stored,
+    total,
+)
+from support.programs import make_data, make_net, programs
 
+OLD = 0.5  # the inputs' gradients before a step; only "add" keeps it
 MORE = int(os.environ.get("GLUON_SYNCBN_PROGRAMS", 0))
 
 
@@ -32,7 +45,7 @@ def run(program):
         runner = Runner(program)
         for number, step in enumerate(program.steps):
             try:
-                runner.run(step, Data(program, number, step))
+                runner.run(step, *make_data(program, number, step))
             except AssertionError as error:
                 raise AssertionError(f"step {number}: {error}") from error
 
@@ -41,18 +54,16 @@ class Runner:
     """A program's net and devices."""
 
     def __init__(self, program):
-        self._program = program
-        self._net, norms = make_net(program)
-        self._devices = gluon_syncbn.Devices(norms[0].contexts())
-        self._checks = Checks(program, norms)
+        self._program, self._kind = program, kind_of(program.dtype)
+        self._net, self._norms = make_net(program)
+        self._devices = gluon_syncbn.Devices(cpus(program.contexts))
 
-    def run(self, step, data):
+    def run(self, step, batch, *gradients):
         """Run a step, and compare its results."""
-        checks = self._checks
-        states, gradients = checks.states(), checks.gradients()
+        states, former = self._states(), self._gradients()
         training = step.kind.startswith("train")
         recording = step.kind in ("train", "predict_recorded")
-        xs = self._put(data.x)
+        xs = self._put(batch, step)
         if recording and self._program.x_grad_req != "null":
             for x in xs:
                 x.attach_grad(self._program.x_grad_req)
@@ -62,23 +73,80 @@ class Runner:
             ys = self._devices.map(self._net, xs)
         assert {type(y) for shard in ys for y in shard} == {type(xs[0])}
         if recording:
-            dys = list(zip(*map(self._put, data.dys)))
+            dys = list(zip(*(self._put(dy, step) for dy in gradients)))
             for left in reversed(range(step.backwards)):
                 options = {"train_mode": training, "retain_graph": left > 0}
                 backward = partial(autograd.backward, **options)
                 self._devices.map(backward, ys, dys)
         mx.nd.waitall()
-        net = Net(self._program, states, data.join(data.x), training)
-        checks.check_outputs(zip(*ys), data, net)
-        checks.check_statistics(net)
+        net = Net(self._program, states, batch, training)
+        for number, (shards, expected) in enumerate(zip(zip(*ys), net.outputs)):
+            self._check_whole(f"output {number}", shards, expected)
+        for number, (state, expected) in enumerate(zip(self._states(), net.states)):
+            for name in STATISTICS:
+                where = f"{name} of layer {number}"
+                check(where, state[name].value, expected[name], "float64")
         if recording:
-            checks.check_gradients(xs, step, data, net, gradients)
+            self._check_gradients(xs, step, *net.backward(gradients), former)
 
-    def _put(self, shards):
-        """Return arrays, one on each context, of the kind that the program has."""
-        contexts = self._devices.contexts
-        arrays = [nd.array(x, c, x.dtype) for x, c in zip(shards, contexts)]
+    def _put(self, whole, step):
+        """Return the shards of each context, of the kind that the program has."""
+        shards = split_rows(whole, step.rows, self._program.batch_axis)
+        arrays = put(shards, self._devices.contexts, whole.dtype)
         return [x.as_np_ndarray() for x in arrays] if mx.util.is_np_array() else arrays
+
+    def _states(self):
+        """Return the state of each layer, which has to be equal on all contexts."""
+        names = (*PARAMETERS, *STATISTICS)
+        return [
+            {n: self._state(getattr(norm, n)) for n in names} for norm in self._norms
+        ]
+
+    def _state(self, parameter):
+        first, *others = (array.asnumpy() for array in parameter.list_data())
+        assert first.dtype == self._kind
+        for other in others:
+            np.testing.assert_array_equal(other, first, parameter.name)
+        return exact(first)
+
+    def _gradients(self):
+        """Return the gradient on each context, by the layer's number and by name."""
+        return {
+            (number, name): [a.asnumpy() for a in getattr(norm, name).list_grad()]
+            for number, norm in enumerate(self._norms)
+            for name in PARAMETERS
+            if getattr(norm, name).grad_req != "null"
+        }
+
+    def _check_whole(self, name, shards, expected):
+        shards = [shard.asnumpy() for shard in shards]
+        whole = np.concatenate(shards, self._program.batch_axis)
+        check(name, whole, expected, self._program.dtype)
+
+    def _check_gradients(self, xs, step, dx, elements, former):
+        """Compare gradients; `former` are those of parameters before the step."""
+        grad_req = self._program.x_grad_req
+        if grad_req == "add":
+            terms = [exact(OLD), *[dx] * step.backwards]
+            dx = total(terms, self._program.dtype)
+        if grad_req != "null":
+            self._check_whole("input gradient", [x.grad for x in xs], dx)
+        for (number, name), results in self._gradients().items():
+            uses = elements[number][PARAMETERS.index(name)]
+            sums = [self._sums(use, step.rows) for use in uses]
+            is_added = getattr(self._norms[number], name).grad_req == "add"
+            for k, (result, *terms) in enumerate(zip(results, *sums)):
+                if is_added:
+                    terms = [exact(former[number, name][k]), *terms * step.backwards]
+                where = f"d{name} of layer {number} on cpu({k})"
+                check(where, result, total(terms, self._kind), self._kind)
+
+    def _sums(self, elements, rows):
+        """Yield the sums over the rows of each context."""
+        axes, _ = reference.reduction_axes(elements.value, self._program.axis)
+        shards = [split_rows(v, rows, self._program.batch_axis) for v in elements]
+        for value, error in zip(*shards):
+            yield stored(Value(value.sum(axes), error.sum(axes)), self._kind)
 
 
 @pytest.mark.timeout(MORE + 300)
