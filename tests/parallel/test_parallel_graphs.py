@@ -3,6 +3,7 @@
 A result has to have rows; a graph, no variables but arguments and parameters.
 """
 
+import collections
 import gc
 import weakref
 
@@ -10,6 +11,7 @@ import gluon_syncbn
 from gluon_syncbn import allow_plain_loop, make_parallel
 
 import mxnet as mx
+import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import Block, nn
@@ -95,28 +97,6 @@ def test_autograd_grad_is_refused(devices):
 # ---- ends of graphs ------------------------------------------------------------------
 
 
-class Fails(autograd.Function):
-    def forward(self, x):
-        return x * 1
-
-    def backward(self, dy):
-        raise RuntimeError("mine")
-
-
-def test_an_error_in_backward_reaches_the_caller(devices):
-    net = make_parallel(nn.Lambda(lambda x: Fails()(x)), devices.contexts)
-    x = column(1, 2)
-    x.attach_grad()
-    differentiate(net, x)
-    with pytest.raises(mx.MXNetError):
-        x.grad.wait_to_read()
-        mx.nd.waitall()
-    gluon_syncbn.recover()
-    net = one_weight(devices.contexts)
-    differentiate(net, x)
-    assert weight_gradient(net) == 3
-
-
 class Identity(autograd.Function):
     """A function that is alive as long as the graph of its call."""
 
@@ -187,34 +167,69 @@ def test_each_output_has_a_backward(order, devices):
         assert (result == expected).all()
 
 
-# ---- Limits.
+# ---- Structures of inputs and outputs.
 
 
-class Kept(gluon.HybridBlock):
-    """A penalty that is kept in an attribute."""
+def test_rows_along_another_axis(devices):
+    net = nn.Lambda(lambda x: x * x)
+    net, x = make_parallel(net, devices.contexts, batch_axis=1), column(1, 2, 3).T
+    x.attach_grad()
+    y = differentiate(net, x)
+    assert y.asnumpy().tolist() == [[1, 4, 9]]
+    assert x.grad.asnumpy().tolist() == [[2, 4, 6]]
 
+
+class Nested(Block):
     def __init__(self):
         super().__init__()
-        self.dense = dense()
+        self.dense = nn.Dense(2, flatten=False)
 
-    def hybrid_forward(self, F, x):
-        h = self.dense(x)
-        self.penalty = (h**2).sum()
-        return h
+    def forward(self, inputs, others, factor, mask=None):
+        outputs = collections.defaultdict(list)  # keeps its kind
+        outputs["out"], outputs["mask"] = inputs["x"] * factor, mask
+        outputs["list"] = [self.dense(others[0]), (others[1].argmax(axis=1),)]
+        return outputs
 
 
-class Reads(gluon.Block):
-    """An attribute that has a gradient, or depends on an array with one."""
+def test_nested_inputs_and_outputs(devices):
+    net = make_parallel(Nested(), devices.contexts)
+    net.initialize(mx.init.One())
+    x, others = np.arange(3, dtype="float32"), nd.arange(6).reshape((3, 2))
+    outputs = net({"x": x}, [others, 2 * others], 2.0)
+    assert list(outputs) == ["out", "mask", "list"] and outputs["mask"] is None
+    assert (outputs["out"].asnumpy() == [0, 2, 4]).all() and outputs["other"] == []
+    sums, (classes,) = outputs["list"]
+    assert (sums.asnumpy() == [[1, 1], [5, 5], [9, 9]]).all()
+    assert (classes.asnumpy() == [1, 1, 1]).all()
 
-    def __init__(self, given):
-        super().__init__()
-        self.dense, self.given = dense(), given
 
-    def forward(self, x):
-        given = self.given
-        if isinstance(given, list):
-            given = given[0].data(x.context)
-        return self.dense(x) * given.as_in_context(x.context)
+class Tempered(nn.Dense):
+    def forward(self, x, temperature):
+        return 7, super().forward(x) * temperature, x[:, :0]
+
+
+@gluon_1_only("mx.npx.set_np")
+@pytest.mark.parametrize("is_variable", [True, False])
+def test_numpy_semantics(is_variable, devices):
+    """An argument has no axes. Results are a number, an array and an empty one."""
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        net = make_parallel(Tempered(1, use_bias=False, in_units=1), devices.contexts)
+        net.initialize(mx.init.One())
+        x, temperature = mx.np.array([[1.0], [2.0], [3.0]]), mx.np.array(3.0)
+        x.attach_grad()
+        if is_variable:
+            temperature.attach_grad()
+        with autograd.record():
+            _, y, empty = net(x, temperature)
+            total = (y**2).sum() + empty.sum()
+        total.backward()
+        assert type(y) is type(x) and empty.shape == (3, 0)
+        assert (x.grad.asnumpy()[:, 0] == [18, 36, 54]).all()
+        assert summed_grad(net.weight) == 18 * 14
+        assert not is_variable or temperature.grad.asnumpy() == 6 * 14
+
+
+# ---- Limits.
 
 
 def loss_of_an_attribute(net, x):
@@ -226,17 +241,21 @@ def loss_with_an_attribute(net, x):
     return net(x).sum() + net.penalty.as_in_context(mx.cpu())
 
 
-@gluon_1_only("hybrid_forward")
+@gluon_1_only("Block.name")
 @pytest.mark.parametrize("loss", [loss_of_an_attribute, loss_with_an_attribute])
 def test_loss_that_reads_what_a_device_has_kept(loss):
-    net = started(Kept(), cpus(2))
+    def keep(F, h):
+        net.penalty = (h**2).sum()
+        return h
+
+    net = started(Net(dense(), function=keep), cpus(2))
     with autograd.record():
         total = loss(net, array(X))
     with pytest.raises(ValueError, match=net.name):
         total.backward()
 
 
-@gluon_1_only("Block.params")
+@gluon_1_only("Block.name")
 @pytest.mark.parametrize("way", ["variable", "recorded", "parameter"])
 def test_net_that_reads_a_variable_that_is_no_argument(way):
     delta = array([[1.0, 1]])
@@ -246,7 +265,13 @@ def test_net_that_reads_a_variable_that_is_no_argument(way):
         delta = [parameter]
     else:
         delta.attach_grad()
-    net = started(Reads(delta), cpus(2))
+
+    def read(F, h):
+        given = net.given[0].data(h.context) if way == "parameter" else net.given
+        return h * given.as_in_context(h.context)
+
+    net = started(Net(dense(), function=read), cpus(2))
+    net.given = delta
     pattern = rf"'given' .*{net.name}"
     with pytest.raises(ValueError, match=pattern), autograd.record():
         if way == "recorded":

@@ -1,6 +1,5 @@
 """make_parallel returns the net itself: its children, files, copies and parents."""
 
-import collections
 import copy
 import gc
 import pickle
@@ -23,7 +22,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd
-from mxnet.gluon import Block, SymbolBlock, nn
+from mxnet.gluon import SymbolBlock, nn
 from support.blocks import (
     Double,
     Function,
@@ -39,7 +38,6 @@ from support.helpers import (
     differentiate,
     imported,
     set_mode,
-    summed_grad,
     values,
     write_from_within,
 )
@@ -295,59 +293,6 @@ def test_a_step_enters_few_functions():
     mx.nd.waitall()
 
 
-# ---- structures ---------------------------------------------------------------------
-
-
-class Nested(Block):
-    def __init__(self):
-        super().__init__()
-        self.dense = nn.Dense(2, flatten=False)
-
-    def forward(self, inputs, others, factor, mask=None):
-        outputs = collections.defaultdict(list)  # keeps its kind
-        outputs["out"], outputs["mask"] = inputs["x"] * factor, mask
-        outputs["list"] = [self.dense(others[0]), (others[1].argmax(axis=1),)]
-        return outputs
-
-
-def test_nested_inputs_and_outputs(devices):
-    net = make_parallel(Nested(), devices.contexts)
-    net.initialize(mx.init.One())
-    x, others = np.arange(3, dtype="float32"), nd.arange(6).reshape((3, 2))
-    outputs = net({"x": x}, [others, 2 * others], 2.0)
-    assert list(outputs) == ["out", "mask", "list"] and outputs["mask"] is None
-    assert (outputs["out"].asnumpy() == [0, 2, 4]).all() and outputs["other"] == []
-    sums, (classes,) = outputs["list"]
-    assert (sums.asnumpy() == [[1, 1], [5, 5], [9, 9]]).all()
-    assert (classes.asnumpy() == [1, 1, 1]).all()
-
-
-class Tempered(nn.Dense):
-    def forward(self, x, temperature):
-        return 7, super().forward(x) * temperature, x[:, :0]
-
-
-@gluon_1_only("mx.npx.set_np")
-@pytest.mark.parametrize("is_variable", [True, False])
-def test_numpy_semantics(is_variable, devices):
-    """An argument has no axes. Results are a number, an array and an empty one."""
-    with mx.util.np_shape(True), mx.util.np_array(True):
-        net = make_parallel(Tempered(1, use_bias=False, in_units=1), devices.contexts)
-        net.initialize(mx.init.One())
-        x, temperature = mx.np.array([[1.0], [2.0], [3.0]]), mx.np.array(3.0)
-        x.attach_grad()
-        if is_variable:
-            temperature.attach_grad()
-        with autograd.record():
-            _, y, empty = net(x, temperature)
-            total = (y**2).sum() + empty.sum()
-        total.backward()
-        assert type(y) is type(x) and empty.shape == (3, 0)
-        assert (x.grad.asnumpy()[:, 0] == [18, 36, 54]).all()
-        assert summed_grad(net.weight) == 18 * 14
-        assert not is_variable or temperature.grad.asnumpy() == 6 * 14
-
-
 # ---- undoing it ----------------------------------------------------------------------
 
 
@@ -391,12 +336,6 @@ class TwoInputs(Function):
         return self.norm(self.dense(x)) + others[0]
 
 
-class Parent(Block):
-    def __init__(self, child):
-        super().__init__()
-        self.child = child
-
-
 @pytest.mark.filterwarnings("ignore:.*only this process can run")
 def test_files_have_the_bits_of_the_first_device(tmp_path):
     net, other = (make_parallel(TwoInputs(), cpus(3)) for _ in range(2))
@@ -416,8 +355,10 @@ def test_files_have_the_bits_of_the_first_device(tmp_path):
     net.save_parameters(str(tmp_path / "net.params"))
     other.load_parameters(str(tmp_path / "net.params"))
     assert (other(x, [others], None) == y).asnumpy().all()
-    Parent(net).save_parameters(str(tmp_path / "parent.params"))
-    saved = mx.nd.load(str(tmp_path / "parent.params"))["child.dense.weight"]
+    parent = nn.Sequential()
+    parent.add(net)
+    parent.save_parameters(str(tmp_path / "parent.params"))
+    saved = mx.nd.load(str(tmp_path / "parent.params"))["0.dense.weight"]
     assert (saved == weight.data(mx.cpu(0))).asnumpy().all()
 
 

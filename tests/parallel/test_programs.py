@@ -14,6 +14,7 @@ from tempfile import NamedTemporaryFile
 from gluon_syncbn import (
     allow_plain_loop,
     check_replicas,
+    convert_sync_batchnorm,
     make_parallel,
     revert_parallel,
 )
@@ -255,22 +256,28 @@ def test_trains_and_predicts_like_one_device(count, mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_plain_loop_whose_loss_reads_inputs_and_parameters(mode):
-    """An autoencoder with a penalty, two calls of the net, and an array twice."""
+    """An autoencoder with a penalty, two calls of the net, and an array twice.
+
+    The second step has one backward for each context.
+    """
     results = []
     for contexts in cpus(2), cpus(1):
-        net = started(Net(dense(), function=lambda F, h: (h, [h])), None)
+        net = started(Normalized(function=lambda F, h: (h, [h])), None)
         move(net, contexts)
-        set_mode(allow_plain_loop(net), mode)
-        for _ in range(2):
+        if len(contexts) > 1:
+            allow_plain_loop(convert_sync_batchnorm(net))
+        set_mode(net, mode)
+        for is_together in True, False:
             losses = []
             with autograd.record():
                 for x in gluon.utils.split_and_load(array(X), contexts):
                     y, (again,) = net(x)
                     loss = ((y - x) ** 2).sum() + (again * net(x)[0]).sum()
-                    for p in net.collect_params().values():
+                    for p in parameters_of(net):
                         loss = loss + (p.data(x.context) ** 2).sum() / len(contexts)
                     losses.append(loss)
-            autograd.backward(losses)
+            for heads in [losses] if is_together else [[loss] for loss in losses]:
+                autograd.backward(heads)
         total = sum(loss.asnumpy() for loss in losses)
         results.append([total, *map(summed_grad, parameters_of(net))])
     assert_same(*results)
