@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from support.blocks import Function
 from support.helpers import Loop, set_mode
 from support.mistakes import make_layer, make_shards
 from support.mpi import needs_mpi, run_ranks
@@ -49,35 +48,25 @@ class DecoupledDecay(mx.optimizer.Optimizer):
         weight -= self.lr * state
 
 
-class Branches(Function):
-    """Two norms that do not depend on each other, one of them used twice."""
-
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Conv2D(4, 3, padding=1, in_channels=3)
-        self.left, self.right = (
-            gluon_syncbn.SyncBatchNorm(in_channels=4) for _ in range(2)
-        )
-        self.last = nn.Dense(3, in_units=4)
-
-    def compute(self, F, x):
-        h = self.first(x)
-        h = self.left(F.relu(self.left(h)) + self.right(h))
-        return self.last(F.mean(h, axis=(2, 3)))
+def make_net():
+    """Make a net whose layer is used twice."""
+    net, norm = nn.HybridSequential(), gluon_syncbn.SyncBatchNorm(in_channels=4)
+    net.add(nn.Dense(4, in_units=3), norm, nn.Dense(4, in_units=4), norm)
+    net.add(nn.Dense(3, in_units=4))
+    return net
 
 
 class Program:
     """A training program of one of the ways to drive devices."""
 
     def __init__(self, way, mode, optimizer, kvstore, on_kvstore):
-        self.way, self.net = way, Branches()
+        self.way, self.net = way, make_net()
         self.driver, self.losses = Loop(CONTEXTS), []
         self.net.initialize(ctx=CONTEXTS)
-        self.net(nd.zeros((1, 3, 2, 2)))  # Gluon 2 does not know all shapes before
         self.parameters = list(self.net.collect_params().values())
         settings = {"learning_rate": 0.1}
         stores = {"kvstore": kvstore, "update_on_kvstore": on_kvstore}
-        # A dict would be sorted by names, where "conv10" comes before "conv9".
+        # A dict would be sorted by names, where "dense10" comes before "dense9".
         self.trainer = gluon.Trainer(self.parameters, optimizer, settings, **stores)
         if way == "make_parallel":
             gluon_syncbn.make_parallel(self.net, ctx=CONTEXTS)
@@ -94,7 +83,7 @@ class Program:
     def queue(self, number, strike=lambda place, context: None):
         """Queue a step; `strike` is called at each place."""
         rng = np.random.default_rng(number)
-        batch = nd.array(rng.normal(size=(6, 3, 4, 4))), nd.arange(6) % 3
+        batch = nd.array(rng.normal(size=(6, 3))), nd.arange(6) % 3
         contexts = self.driver.contexts
         shards = (gluon.utils.split_and_load(array, contexts) for array in batch)
         criterion = gluon.loss.SoftmaxCrossEntropyLoss()
