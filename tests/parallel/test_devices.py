@@ -1,5 +1,6 @@
 """Devices: shards, order, threads, flags, seeds, and calls inside of calls."""
 
+import copy
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -295,6 +296,15 @@ def test_parallel_nets_and_a_plain_one(mode):
     for arrays, rights in zip(results, expected):
         for number, (result, right) in enumerate(zip(arrays, rights)):
             np.testing.assert_array_equal(result, right, err_msg=f"array {number}")
+
+
+def test_a_copy_of_a_net_in_a_plain_loop_has_parameters_of_its_own():
+    net = allow_plain_loop(nn.Dense(1, in_units=2))
+    twin = copy.deepcopy(net)
+    net.initialize(mx.init.One())
+    twin.initialize(mx.init.Zero())
+    x = nd.ones((1, 2))
+    assert net(x).asnumpy() == 2 and twin(x).asnumpy() == 0
 
 
 def test_a_plain_loop_goes_on_after_the_net_has_moved():

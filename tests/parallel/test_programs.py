@@ -7,9 +7,9 @@ net, the loss and the steps of a program are random. GLUON_SYNCBN_PROGRAMS=10000
 
 import os
 import random
-from dataclasses import dataclass, fields
 from functools import partial
 from tempfile import NamedTemporaryFile
+from types import SimpleNamespace
 
 from gluon_syncbn import (
     allow_plain_loop,
@@ -49,38 +49,28 @@ CHANGES = (
 )
 
 
-@dataclass
-class Program:
-    contexts: int
-    mode: str  # the body of the net has it
-    rows: list  # one number for each step
-    change: str
-    inputs: str  # inputs with a gradient: "none", "last", else all with this grad_req
-    calls: str  # "once", "twice", or "fed back" through another net
-    is_doubled: bool  # the result holds an array twice
-    branches: bool  # a shard whose labels are all 0 has no graph
-    decays: bool  # the loss has the squares of all parameters
-    accumulates: bool  # grad_req="add"
-    clips_on_last: bool  # gradients are clipped under the last context
-    leaves_head: bool  # the last layer is used in the first step only
-    later: int  # the step before which a layer is added; 0 for none
-    frozen: int  # the step before which the first weight is frozen
-
-
 def draw(rng):
-    flags = {field.name: rng.random() < 0.5 for field in fields(Program)}
-    values = {
-        "contexts": rng.choice([1, 2, 2, 3]),
-        "mode": rng.choice(list(MODES)),
-        "rows": [rng.randint(2, 6) for _ in range(rng.randint(1, 4))],
-        "change": rng.choice(CHANGES),
-        "inputs": rng.choice(["none", "write", "add", "last"]),
-        "calls": rng.choice(["once", "once", "twice", "fed back"]),
-        "branches": rng.random() < 0.2,
-        "later": rng.randint(0, 4),
-        "frozen": rng.randint(1, 4),
-    }
-    return Program(**{**flags, **values})
+    def flag():
+        return rng.random() < 0.5
+
+    return SimpleNamespace(
+        contexts=rng.choice([1, 2, 2, 3]),
+        mode=rng.choice(list(MODES)),  # the body of the net has it
+        rows=[rng.randint(2, 6) for _ in range(rng.randint(1, 4))],  # of each step
+        change=rng.choice(CHANGES),
+        # Inputs with a gradient: "none", "last", else all with this grad_req.
+        inputs=rng.choice(["none", "write", "add", "last"]),
+        # "fed back": once more, with the result of another net.
+        calls=rng.choice(["once", "once", "twice", "fed back"]),
+        is_doubled=flag(),  # the result holds an array twice
+        branches=rng.random() < 0.2,  # a shard whose labels are all 0 has no graph
+        decays=flag(),  # the loss has the squares of all parameters
+        accumulates=flag(),  # grad_req="add"
+        clips_on_last=flag(),  # gradients are clipped under the last context
+        leaves_head=flag(),  # the last layer is used in the first step only
+        later=rng.randint(0, 4),  # the step before which a layer is added; 0 for none
+        frozen=rng.randint(1, 4),  # the step before which the first weight is frozen
+    )
 
 
 def norm_of(program):
