@@ -21,15 +21,13 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd, gluon
-from mxnet.gluon import Trainer, nn
+from mxnet.gluon import nn
 from support.blocks import Double, in_threads, move
 from support.helpers import (
     Loop,
     cpus,
-    differentiate,
     repetitions,
     set_mode,
-    values,
     whole,
 )
 from support.nd import nd
@@ -249,31 +247,6 @@ def test_a_thread_does_not_wait_for_ever_for_its_turn(devices):
         end.set()
         thread.join()
     assert devices.map(int) == [0, 0]
-
-
-def test_a_step_whose_backward_another_thread_gave_up_updates_nothing(make_devices):
-    """MXNet drops errors of gradients, so gradients of an earlier step would stay."""
-    net, x = nn.HybridSequential(), column(1, 2, 5)
-    net.add(nn.Dense(1), nn.BatchNorm())
-    make_parallel(net, cpus(2)).initialize()
-    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
-
-    def fail():
-        with pytest.raises(ZeroDivisionError):
-            make_devices(1, first=2).map(lambda: 1 / 0)
-
-    for failing in False, True, False:
-        differentiate(lambda x: net(x) ** 2, x)
-        before = values(net)
-        if failing:
-            thread = threading.Thread(target=fail)
-            thread.start()
-            thread.join()
-            with pytest.raises(mx.MXNetError, match="another"):
-                trainer.step(3)
-        else:
-            trainer.step(3)
-        assert all(map(np.array_equal, values(net), before)) == failing
 
 
 # ---- Nets in threads of their own. GLUON_SYNCBN_REPEAT=250 makes a thousand steps.

@@ -13,6 +13,7 @@ import time
 
 import gluon_syncbn
 from gluon_syncbn import Devices, SyncBatchNorm
+from gluon_syncbn.mxnet_private.arrays import push
 from gluon_syncbn.native import failures
 
 import mxnet as mx
@@ -172,19 +173,17 @@ class BusyWorker:
     """Keeps the engine's worker of a CPU context busy, as a bulk does on a GPU."""
 
     def __init__(self, context):
+        self._context = context
         self._began, self._end = threading.Event(), threading.Event()
         function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
         self._work = function(self._run)
-        self._context = (ctypes.c_int * 2)(context.device_typeid, context.device_id)
 
     def _run(self, _context, _parameter):
         self._began.set()
         self._end.wait(60)
 
     def __enter__(self):
-        push = mx.base._LIB.MXEnginePushSync
-        nothing = None, 0, None, 0, None, 0, b"busy"
-        mx.base.check_call(push(self._work, None, None, self._context, *nothing))
+        push(self._work, 0, self._context, [])
         assert self._began.wait(60)
 
     def __exit__(self, *exception):

@@ -1,9 +1,10 @@
 """A failed step updates nothing: all of its update happens, or none of it.
 
-A run without a failure gives the state before and after each step. In five programs
+A run without a failure gives the state before and after each step. In six programs
 each step fails at another place, is repeated if it is undone, and the end is the same.
 """
 
+import threading
 import time
 from contextlib import suppress
 
@@ -146,6 +147,10 @@ def saboteur(program, kind, place, number):
                 program.losses[1 - number % 2].wait_to_read()
         if kind == "exception" and is_here:
             raise UsersMistake(place)
+        if kind == "cancelled" and where == "step":
+            thread = threading.Thread(target=gluon_syncbn.recover)
+            thread.start()
+            thread.join()
         if kind == "ended" and is_here:
             time.sleep(0.004 * number)
             failures.end_waits("ended by the test")
@@ -171,6 +176,7 @@ def fail(program, kind, place, number):
     [
         ("make_parallel", "imperative", "sgd", None, None, "exception"),
         ("make_parallel", "static_shape", "adam", "device", False, "ended"),
+        ("make_parallel", "hybridize", "sgd", None, None, "cancelled"),
         ("map", "hybridize", "adagrad", "local", True, "absent"),
         ("map", "static_alloc", "adam", "device", False, "read"),
         ("plain loop", "hybridize", "adam", "local", True, "absent"),
