@@ -86,6 +86,11 @@ def test_the_state_of_the_caller_holds_inside(recording, training, devices):
         with mx.util.np_shape(True), mx.util.np_array(True):
             assert devices.map(state) == [(False, False, True, True)] * 2
         assert devices.map(state) == [(False, False, *default)] * 2
+    # A Context stores the one that it replaces, and every user has the same object.
+    with mx.cpu(3):
+        with devices.contexts[0]:
+            devices.map(int)
+        assert mx.current_context() == mx.cpu(3)
 
 
 def test_a_context_has_one_thread_whoever_calls(make_devices):
@@ -94,14 +99,6 @@ def test_a_context_has_one_thread_whoever_calls(make_devices):
     (ident,) = make_devices(1, first=1).map(threading.get_ident)
     assert ident == first[1]
     assert len({*first, threading.get_ident()}) == 3
-
-
-def test_contexts_are_not_changed_by_their_use(devices):
-    """A Context stores the one that it replaces, and every user has the same object."""
-    with mx.cpu(3):
-        with devices.contexts[0]:
-            devices.map(int)
-        assert mx.current_context() == mx.cpu(3)
 
 
 def test_calls_of_a_static_graph_keep_their_order(devices):

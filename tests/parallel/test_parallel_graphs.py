@@ -52,29 +52,20 @@ def test_calls_of_two_scopes_with_one_backward_each(devices):
     assert weight_gradient(net) == 3 and other.grad.asnumpy() == 3
 
 
-class Sparse(Block):
-    """An embedding, and a sparse parameter that is not used."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed = nn.Embedding(4, 2, sparse_grad=True)
-        stypes = {"stype": "row_sparse", "grad_stype": "row_sparse"}
-        self.unused = self.params.get("sparse", shape=(3, 2), **stypes)
-
-    def forward(self, x):
-        return self.embed(x)
-
-
 @gluon_1_only("parameters are dense")
 def test_sparse_parameters(devices):
-    net, other = make_parallel(Sparse(), devices.contexts), one_weight(devices.contexts)
-    net.initialize()
+    """One of them is not used."""
+    net, other = nn.Sequential(), one_weight(devices.contexts)
+    net.add(nn.Embedding(4, 2, sparse_grad=True))
+    stypes = {"stype": "row_sparse", "grad_stype": "row_sparse"}
+    net.unused = net.params.get("sparse", shape=(3, 2), **stypes)
+    make_parallel(net, devices.contexts).initialize()
     with autograd.record():
         total = net(column(1, 3, 1)).sum() + net(column(0)).sum()
         total = total + other(column(1, 2)).sum()
     total.backward()
-    assert [grad.stype for grad in net.embed.weight.list_grad()] == ["row_sparse"] * 2
-    assert (summed_grad(net.embed.weight)[:, 0] == [1, 2, 0, 1]).all()
+    assert [grad.stype for grad in net[0].weight.list_grad()] == ["row_sparse"] * 2
+    assert (summed_grad(net[0].weight)[:, 0] == [1, 2, 0, 1]).all()
     assert weight_gradient(other) == 3
     gluon_syncbn.check_replicas(net)
 

@@ -25,14 +25,13 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import Trainer, nn
 from support.blocks import gluon_1_only, move
-from support.helpers import MODES, cpus, set_mode, summed_grad, value
+from support.helpers import MODES, cpus, differentiate, set_mode, summed_grad, value
 from support.nets import (
     Net,
     Normalized,
     X,
     array,
     assert_same,
-    backward,
     dense,
     parameters_of,
     started,
@@ -307,7 +306,7 @@ def test_trainer(kind, optimizer):
         parameters = net.collect_params()
         trainer = make(parameters, optimizer, **(options if contexts else {}))
         for _ in range(3):
-            backward(lambda net=net: (net(array(X)) ** 2).sum())
+            differentiate(lambda net: (net(array(X)) ** 2).sum(), net)
             mx.random.seed(3)  # a call of the net may draw a seed for its devices
             trainer.step(6)
         results.append(state_of(net))
