@@ -49,9 +49,6 @@ def backward_of_one_context_by_map(devices, layer, shards):
     mx.nd.waitall()  # here
 
 
-MISTAKES = [read_before_every_context_is_called, backward_of_one_context_by_map]
-
-
 def line_of(function):
     """File, line and source of what a function has marked, as errors show it."""
     lines, first = inspect.getsourcelines(function)
@@ -59,7 +56,9 @@ def line_of(function):
     return f"test_errors.py:{first + offset}, in ", lines[offset].strip()
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize(
+    "mistake", [read_before_every_context_is_called, backward_of_one_context_by_map]
+)
 def test_the_line_that_waits(mistake, devices):
     layer = set_mode(make_layer(devices.contexts), "static_shape")
     shards = make_shards(devices)

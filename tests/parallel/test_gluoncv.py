@@ -39,12 +39,6 @@ def installed(monkeypatch):
     assert [dict(vars(owner)) for owner in owners] == former
 
 
-def synchronized():
-    """Return arguments of a net, as scripts make them of --syncbn and --norm-layer."""
-    kind = mx.gluon.contrib.nn.SyncBatchNorm
-    return {"norm_layer": kind, "norm_kwargs": {"num_devices": len(CONTEXTS)}}
-
-
 def segmentation_net(**norm):
     """Make a float64 net without dropout, which would draw other numbers."""
     net = gluoncv.model_zoo.FastSCNN(3, aux=True, crop_size=SIZE, **norm)
@@ -79,7 +73,10 @@ def losses_of_segmentation(net, contexts):
 def test_segmentation():
     """Losses show whether parameters moved as on one context."""
     plain = segmentation_net(norm_layer=nn.BatchNorm, norm_kwargs={})
-    net = segmentation_net(**synchronized())
+    # A script's arguments for --syncbn.
+    options = {"num_devices": len(CONTEXTS)}
+    kind = mx.gluon.contrib.nn.SyncBatchNorm
+    net = segmentation_net(norm_layer=kind, norm_kwargs=options)
     copy_parameters(plain, net)
     expected = losses_of_segmentation(plain, CONTEXTS[:1])
     np.testing.assert_allclose(losses_of_segmentation(net, CONTEXTS), expected, 1e-6)

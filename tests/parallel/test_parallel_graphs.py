@@ -223,17 +223,14 @@ def test_numpy_semantics(is_variable, devices):
 # ---- Limits.
 
 
-def loss_of_an_attribute(net, x):
-    net(x)
-    return net.penalty
-
-
-def loss_with_an_attribute(net, x):
-    return net(x).sum() + net.penalty.as_in_context(mx.cpu())
-
-
 @gluon_1_only("Block.name")
-@pytest.mark.parametrize("loss", [loss_of_an_attribute, loss_with_an_attribute])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda net, y: net.penalty,
+        lambda net, y: y.sum() + net.penalty.as_in_context(mx.cpu()),
+    ],
+)
 def test_loss_that_reads_what_a_device_has_kept(loss):
     def keep(F, h):
         net.penalty = (h**2).sum()
@@ -241,7 +238,7 @@ def test_loss_that_reads_what_a_device_has_kept(loss):
 
     net = started(Net(dense(), function=keep), cpus(2))
     with autograd.record():
-        total = loss(net, array(X))
+        total = loss(net, net(array(X)))
     with pytest.raises(ValueError, match=net.name):
         total.backward()
 
@@ -270,20 +267,15 @@ def test_net_that_reads_a_variable_that_is_no_argument(way):
         net(array(X))
 
 
-def mean(F, h):
-    return h.mean()
-
-
-def similarities(F, h):
-    return F.dot(h, h, transpose_b=True)
-
-
-def rows_last(F, h):
-    return F.transpose(F.expand_dims(h, axis=0), axes=(2, 1, 0))
-
-
 @pytest.mark.parametrize("rows", [2, 4, 5])
-@pytest.mark.parametrize("function", [mean, similarities, rows_last])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda F, h: h.mean(),
+        lambda F, h: F.dot(h, h, transpose_b=True),
+        lambda F, h: F.transpose(F.expand_dims(h, axis=0), axes=(2, 1, 0)),
+    ],
+)
 def test_result_whose_length_is_that_of_the_rows_by_chance(function, rows):
     net = started(Net(dense(), function=function), cpus(2))
     words = rf"must have {-(-rows // 2)} rows|for {rows // 2} on each|on cpu\(1\)"
