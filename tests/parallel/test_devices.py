@@ -122,7 +122,7 @@ def test_calls_of_a_static_graph_keep_their_order(devices):
 
 
 def test_a_loop_of_the_main_thread_is_warned_of(devices, monkeypatch):
-    """Once, at the first call, with its cure, although the graph was there before."""
+    """The warning comes once and names its cure. The graph existed before."""
     monkeypatch.setattr(Synchronization, "has_warned", False)
     net = set_mode(nn.HybridSequential(), "hybridize")
     net.add(SyncBatchNorm(in_channels=1))

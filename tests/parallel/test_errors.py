@@ -192,11 +192,11 @@ class BusyWorker:
 @pytest.mark.filterwarnings("ignore:SyncBatchNorm .*allow_plain_loop")
 def test_an_error_stays_with_its_operator():
     """A healthy operator that completes meanwhile does not take it."""
-    contexts = cpus(2, 1)  # who waits for an array does it on cpu(0)
+    contexts = cpus(2, 1)  # a wait for an array is work on cpu(0)
     good, bad = (make_layer(contexts, num_devices=2) for _ in range(2))
     xs = [nd.ones((2, 3), ctx=c) for c in contexts]
     x = xs[0].copy()
-    mx.nd.waitall()  # the worker has nothing queued but what is counted below
+    mx.nd.waitall()  # then only the work that is counted below is queued
     with autograd.train_mode():
         failing, healthy = bad(x), good(xs[0])
         for _ in range(2):  # the guard that makes x plain, then the operators

@@ -1,6 +1,6 @@
-"""Gradients in whatever graph a caller builds around a parallel net, and its limits.
+"""Graphs around a parallel net, structures of its inputs, and its limits.
 
-A result has to have rows; a graph, no variables but arguments and parameters.
+Each output must have rows. A net may read no variables but arguments and parameters.
 """
 
 import collections
@@ -286,7 +286,7 @@ def test_result_whose_length_is_that_of_the_rows_by_chance(function, rows):
 
 @pytest.mark.parametrize("train", [True, False])
 def test_the_look_for_rows_changes_nothing(train):
-    """The look is one more call, on one device, of the first batch that is even."""
+    """If shards have equally many rows, the first call runs the net once more."""
     results = []
     for contexts in cpus(2), cpus(1):
         net = started(Normalized(), contexts, "hybridize")

@@ -161,7 +161,7 @@ class OwnDense(Function):
 
 @pytest.mark.parametrize("contexts", [[1, 2], [1, 0]])  # cpu(0) is the current context
 def test_arrays_that_the_program_changes_on_any_context(contexts):
-    """The step's gradient is 3 in `data`, and the program divides it by 3."""
+    """The gradient is 3. The program divides it by 3 on one of the contexts."""
     contexts, data = [mx.cpu(k) for k in contexts], nd.array([[1], [2]])
     net = make_parallel(nn.Dense(1, in_units=1, use_bias=False), contexts)
     net.initialize(mx.init.One())

@@ -17,19 +17,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from mxnet import autograd
-from support import reference
+from support import program_oracle as oracle
 from support.helpers import cpus, put, split_rows
-from support.program_oracle import (
-    PARAMETERS,
-    STATISTICS,
-    Net,
-    Value,
-    check,
-    exact,
-    kind_of,
-    stored,
-    total,
-)
 from support.programs import make_data, make_net, programs
 
 OLD = 0.5  # the inputs' gradients before a step; only "add" keeps it
@@ -54,7 +43,7 @@ class Runner:
     """A program's net and devices."""
 
     def __init__(self, program):
-        self._program, self._kind = program, kind_of(program.dtype)
+        self._program, self._kind = program, oracle.kind_of(program.dtype)
         self._net, self._norms = make_net(program)
         self._devices = gluon_syncbn.Devices(cpus(program.contexts))
 
@@ -79,13 +68,13 @@ class Runner:
                 backward = partial(autograd.backward, **options)
                 self._devices.map(backward, ys, dys)
         mx.nd.waitall()
-        net = Net(self._program, states, batch, training)
+        net = oracle.Net(self._program, states, batch, training)
         for number, (shards, expected) in enumerate(zip(zip(*ys), net.outputs)):
             self._check_whole(f"output {number}", shards, expected)
         for number, (state, expected) in enumerate(zip(self._states(), net.states)):
-            for name in STATISTICS:
+            for name in oracle.STATISTICS:
                 where = f"{name} of layer {number}"
-                check(where, state[name].value, expected[name], "float64")
+                oracle.check(where, state[name].value, expected[name], "float64")
         if recording:
             self._check_gradients(xs, step, *net.backward(gradients), former)
 
@@ -97,7 +86,7 @@ class Runner:
 
     def _states(self):
         """Return the state of each layer, which has to be equal on all contexts."""
-        names = (*PARAMETERS, *STATISTICS)
+        names = (*oracle.PARAMETERS, *oracle.STATISTICS)
         return [
             {n: self._state(getattr(norm, n)) for n in names} for norm in self._norms
         ]
@@ -107,46 +96,40 @@ class Runner:
         assert first.dtype == self._kind
         for other in others:
             np.testing.assert_array_equal(other, first, parameter.name)
-        return exact(first)
+        return oracle.exact(first)
 
     def _gradients(self):
         """Return the gradient on each context, by the layer's number and by name."""
         return {
             (number, name): [a.asnumpy() for a in getattr(norm, name).list_grad()]
             for number, norm in enumerate(self._norms)
-            for name in PARAMETERS
+            for name in oracle.PARAMETERS
             if getattr(norm, name).grad_req != "null"
         }
 
     def _check_whole(self, name, shards, expected):
         shards = [shard.asnumpy() for shard in shards]
         whole = np.concatenate(shards, self._program.batch_axis)
-        check(name, whole, expected, self._program.dtype)
+        oracle.check(name, whole, expected, self._program.dtype)
 
     def _check_gradients(self, xs, step, dx, elements, former):
         """Compare gradients; `former` are those of parameters before the step."""
         grad_req = self._program.x_grad_req
         if grad_req == "add":
-            terms = [exact(OLD), *[dx] * step.backwards]
-            dx = total(terms, self._program.dtype)
+            terms = [oracle.exact(OLD), *[dx] * step.backwards]
+            dx = oracle.total(terms, self._program.dtype)
         if grad_req != "null":
             self._check_whole("input gradient", [x.grad for x in xs], dx)
         for (number, name), results in self._gradients().items():
-            uses = elements[number][PARAMETERS.index(name)]
-            sums = [self._sums(use, step.rows) for use in uses]
+            uses = elements[number][oracle.PARAMETERS.index(name)]
+            sums = [oracle.sums(self._program, use, step.rows) for use in uses]
             is_added = getattr(self._norms[number], name).grad_req == "add"
             for k, (result, *terms) in enumerate(zip(results, *sums)):
                 if is_added:
-                    terms = [exact(former[number, name][k]), *terms * step.backwards]
+                    old = oracle.exact(former[number, name][k])
+                    terms = [old, *terms * step.backwards]
                 where = f"d{name} of layer {number} on cpu({k})"
-                check(where, result, total(terms, self._kind), self._kind)
-
-    def _sums(self, elements, rows):
-        """Yield the sums over the rows of each context."""
-        axes, _ = reference.reduction_axes(elements.value, self._program.axis)
-        shards = [split_rows(v, rows, self._program.batch_axis) for v in elements]
-        for value, error in zip(*shards):
-            yield stored(Value(value.sum(axes), error.sum(axes)), self._kind)
+                oracle.check(where, result, oracle.total(terms, self._kind), self._kind)
 
 
 @pytest.mark.timeout(MORE + 300)

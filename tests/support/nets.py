@@ -85,7 +85,7 @@ def state_of(*nets):
 
 
 def assert_same(results, expected):
-    """Compare sums over a few rows, and over the steps before."""
+    """Compare float64 results of some steps with a few rows."""
     assert_all_near(results, expected, count=2000)
 
 

@@ -8,6 +8,7 @@ from collections import namedtuple
 import numpy as np
 
 from support import reference
+from support.helpers import split_rows
 
 STATISTICS = "running_mean", "running_var"
 PARAMETERS = "gamma", "beta"
@@ -88,7 +89,7 @@ class Use:
         if self._options.unbiased_running_var and self._count > 1:
             factor = self._count / (self._count - 1)
         std = np.sqrt(var)
-        mean_error = unit_roundoff("float64") * abs(mean)  # each device has one
+        mean_error = unit_roundoff("float64") * abs(mean)  # each device rounds its own
         var_error = 2 * factor * mean_error * (std + mean_error)
         for name, batch, size, error in (
             ("running_mean", mean, abs(mean) + std, mean_error),
@@ -161,6 +162,14 @@ class Net:
                 uses.append(more)
             dxs.append(dx)
         return total(dxs, self._dtype), elements
+
+
+def sums(program, elements, rows):
+    """Yield the sums of elements over the rows of each context."""
+    axes, _ = reference.reduction_axes(elements.value, program.axis)
+    shards = [split_rows(part, rows, program.batch_axis) for part in elements]
+    for value, error in zip(*shards):
+        yield stored(Value(value.sum(axes), error.sum(axes)), kind_of(program.dtype))
 
 
 def check(name, result, expected, dtype):
