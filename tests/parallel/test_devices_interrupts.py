@@ -64,17 +64,23 @@ class Raised(Exception):
     """The exception of a signal's handler."""
 
 
+FOLDER = os.path.dirname(gluon_syncbn.__file__)
+FILES = contextlib.__file__, gluon.trainer.__file__
+
+
+def of_a_step(code):
+    return code.co_filename in FILES or code.co_filename.startswith(FOLDER)
+
+
+def of_differentiate(code):
+    return code is graphs.differentiate.__code__
+
+
 class SignalAt:
-    """Sends a signal before an operation of Python.
+    """Sends a signal before an operation of Python, counted where `counts` is true."""
 
-    Operations are counted in one function, or in our files and FILES.
-    """
-
-    FOLDER = os.path.dirname(gluon_syncbn.__file__)
-    FILES = contextlib.__file__, gluon.trainer.__file__
-
-    def __init__(self, place, number, function):
-        self.left, self._number, self._function = place, number, function
+    def __init__(self, place, number, counts):
+        self.left, self._number, self._counts = place, number, counts
 
     def __enter__(self):
         sys.settrace(self._call)
@@ -84,11 +90,7 @@ class SignalAt:
         sys.settrace(None)
 
     def _call(self, frame, _event, _argument):
-        path = frame.f_code.co_filename
-        is_counted = path in self.FILES or path.startswith(self.FOLDER)
-        if self._function is not None:
-            is_counted = frame.f_code is self._function.__code__
-        if not is_counted:
+        if not self._counts(frame.f_code):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._operate
@@ -103,18 +105,18 @@ class SignalAt:
 
 @pytest.mark.timeout(60 + TRIALS)
 @pytest.mark.parametrize(
-    "number, function",
+    "number, counts",
     [
-        (signal.SIGINT, None),
-        (signal.SIGALRM, None),
-        (signal.SIGALRM, graphs.differentiate),
+        (signal.SIGINT, of_a_step),
+        (signal.SIGALRM, of_a_step),
+        (signal.SIGALRM, of_differentiate),
     ],
 )
-def test_a_handler_raises_at_any_instant_of_a_step(number, function, make_devices):
+def test_a_handler_raises_at_any_instant_of_a_step(number, counts, make_devices):
     """A step of too few rows for all contexts. GLUON_SYNCBN_REPEAT=20 for thousands.
 
-    Each instant of `differentiate` has its turn: whatever it sets for MXNet's backward
-    must not stay set, because later backwards would compute nothing.
+    In `differentiate`, each instant is tried: a flag that the exception leaves set
+    would make all later backwards compute nothing.
     """
 
     def handle(*_):
@@ -136,10 +138,10 @@ def test_a_handler_raises_at_any_instant_of_a_step(number, function, make_device
     trained = [p for p in net.collect_params().values() if p.grad_req != "null"]
     rows = nd.array([[1, 2], [3, 5]])
     step()
-    with SignalAt(0, number, function) as counter:
+    with SignalAt(0, number, counts) as counter:
         step()
     places = range(1, 1 - counter.left)
-    if function is None:
+    if counts is of_a_step:
         places = random.Random(0).choices(places, k=TRIALS)
     gluon_syncbn.set_timeout(3)
     former, count = signal.signal(number, handle), 0
@@ -147,7 +149,7 @@ def test_a_handler_raises_at_any_instant_of_a_step(number, function, make_device
         for place in places:
             before = [p.data().asnumpy() for p in trained]
             try:
-                with SignalAt(place, number, function):
+                with SignalAt(place, number, counts):
                     step()
             except Raised:
                 sys.settrace(None)
