@@ -102,7 +102,7 @@ def test_the_line_inside_of_map(devices):
     ],
 )
 def test_another_number_of_devices_than_contexts(count, facts, devices):
-    """With one, each context would normalize its shard alone."""
+    """A layer of one device would normalize each shard alone."""
     layer = make_layer(devices.contexts, num_devices=count)
     with pytest.raises(ValueError, match=facts.format(layer.name)):
         with autograd.train_mode():

@@ -55,7 +55,7 @@ def draw(rng):
     return SimpleNamespace(
         contexts=rng.choice([1, 2, 2, 3]),
         mode=rng.choice(list(MODES)),  # the body of the net has it
-        rows=[rng.randint(2, 6) for _ in range(rng.randint(1, 4))],  # of each step
+        rows=[rng.randint(2, 6) for _ in range(rng.randint(1, 4))],  # a number a step
         change=rng.choice(CHANGES),
         # Inputs with a gradient: "none", "last", else all with this grad_req.
         inputs=rng.choice(["none", "write", "add", "last"]),

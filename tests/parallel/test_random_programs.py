@@ -113,7 +113,7 @@ class Runner:
         oracle.check(name, whole, expected, self._program.dtype)
 
     def _check_gradients(self, xs, step, dx, elements, former):
-        """Compare gradients; `former` are those of parameters before the step."""
+        """Compare gradients; `former` are the parameters' gradients before the step."""
         grad_req = self._program.x_grad_req
         if grad_req == "add":
             terms = [oracle.exact(OLD), *[dx] * step.backwards]

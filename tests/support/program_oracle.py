@@ -130,8 +130,8 @@ class Use:
         dy = np.asarray(dy, np.float64)
         if self._options.activation in (None, "identity"):
             return dy, np.zeros_like(dy)
-        # At the kink 0 it is the slope of the negative side, as in MXNet. The error
-        # decides on which side z is.
+        # The error decides on which side of the kink z is. The slope at the kink is the
+        # slope of the negative side, as in MXNet.
         near = abs(self._z) <= self._z_error
         error = np.where(near, abs(dy * (1 - self._slope)), 0.0)
         return dy * np.where(self._z > 0, 1.0, self._slope), error

@@ -86,7 +86,7 @@ def layers(draw, needs_gradient, dtype):
         options=options,
         gamma_grad_req=draw(one_of(*grad_reqs)),
         beta_grad_req=draw(one_of(*grad_reqs)),
-        # With "ones" all parameters and statistics are as initialized.
+        # If "ones", all parameters and statistics are as initialized.
         gammas=draw(one_of("ones", "normal", "normal", "awkward")),
     )
 
@@ -95,7 +95,7 @@ def layers(draw, needs_gradient, dtype):
 def steps(draw, program):
     others = "train_unrecorded", "predict", "predict_recorded"
     kind, count = draw(one_of(*["train"] * 6, *others)), program.contexts
-    rows = [draw(st.integers(1, 4)) for _ in range(count)]  # of each context
+    rows = [draw(st.integers(1, 4)) for _ in range(count)]  # a number a context
     # oneDNN's operators, beside a layer and in its graph, refuse an empty shard.
     is_plain = program.mode == "imperative" and not program.convolutions
     if count > 1 and (is_plain or program.dtype != "float32") and draw(once_in(5)):
