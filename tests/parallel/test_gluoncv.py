@@ -1,7 +1,8 @@
 """The loops of GluonCV's scripts, after `install`, train on two contexts as on one."""
 
 import sys
-from types import ModuleType
+from functools import partial
+from types import ModuleType, SimpleNamespace
 
 import gluon_syncbn
 from gluon_syncbn.layer.finding import norms_of
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import Trainer, nn
-from support.helpers import copy_parameters, cpus, whole
+from support.helpers import copy_parameters, cpus, differentiate, whole
 
 gluoncv = pytest.importorskip("gluoncv", reason="GluonCV is not installed")
 
@@ -109,28 +110,17 @@ def test_roi_align_writes_zeros_where_it_skips_and_nowhere_else():
     assert x.grad.sum().asscalar() == pytest.approx(9 * 18)
 
 
-class Task(parallel.Parallelizable):
-    """A task of train_faster_rcnn.py's executor."""
-
-    def __init__(self, net):
-        self.net = net
-
-    def forward_backward(self, x):
-        with autograd.record():
-            loss = (self.net(x) ** 2).sum()
-        loss.backward()
-        return loss
-
-
 @pytest.mark.usefixtures("installed")
 def test_executor():
+    """The loop of train_faster_rcnn.py."""
     results = []
     for contexts in CONTEXTS, CONTEXTS[:1]:
         net = nn.HybridSequential()
         norm = mx.gluon.contrib.nn.SyncBatchNorm()
         net.add(nn.Dense(2, in_units=3), norm, nn.Dense(1))
         net.initialize(mx.init.One(), ctx=contexts)
-        executor = parallel.Parallel(1, Task(net))
+        run = partial(differentiate, lambda x, net=net: (net(x) ** 2).sum())
+        executor = parallel.Parallel(1, SimpleNamespace(forward_backward=run))
         trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
         losses = []
         for _ in range(2):
