@@ -5,7 +5,6 @@ A wait that would hang must fail in seconds, and must leave nothing to the next 
 
 import faulthandler
 import os
-import signal
 
 import gluon_syncbn
 from gluon_syncbn.native import failures
@@ -47,14 +46,6 @@ def short_timeout():
     if failures.failure():
         gluon_syncbn.recover()
     gluon_syncbn.set_timeout(previous)
-
-
-@pytest.fixture
-def ctrl_c():
-    """SIGINT as in a terminal, here and in children: background jobs ignore it."""
-    former = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, former)
 
 
 @pytest.fixture

@@ -13,15 +13,16 @@ import time
 
 import gluon_syncbn
 from gluon_syncbn import Devices, SyncBatchNorm
+from gluon_syncbn.mxnet_private.arrays import push
 from gluon_syncbn.native import failures
 
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import autograd, gluon
+from mxnet import autograd
 from mxnet.gluon import SymbolBlock, nn
 from support.blocks import gluon_1_only, move
-from support.helpers import cpus, put, queue_step, run_python, set_mode
+from support.helpers import cpus, queue_step, run_python, set_mode
 from support.mistakes import (
     X,
     assert_trains,
@@ -48,20 +49,6 @@ def backward_of_one_context_by_map(devices, layer, shards):
     mx.nd.waitall()  # here
 
 
-def step_without_backward_of_one_context(devices, layer, shards):
-    trainer = gluon.Trainer(layer.collect_params(), "sgd")
-    ys = devices.map(layer, shards)
-    devices.map(lambda y: y.backward() if y.context == mx.cpu(0) else None, ys)
-    trainer.step(1)  # here
-
-
-MISTAKES = [
-    read_before_every_context_is_called,
-    backward_of_one_context_by_map,
-    step_without_backward_of_one_context,
-]
-
-
 def line_of(function):
     """File, line and source of what a function has marked, as errors show it."""
     lines, first = inspect.getsourcelines(function)
@@ -69,7 +56,9 @@ def line_of(function):
     return f"test_errors.py:{first + offset}, in ", lines[offset].strip()
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize(
+    "mistake", [read_before_every_context_is_called, backward_of_one_context_by_map]
+)
 def test_the_line_that_waits(mistake, devices):
     layer = set_mode(make_layer(devices.contexts), "static_shape")
     shards = make_shards(devices)
@@ -105,25 +94,19 @@ def test_the_line_inside_of_map(devices):
 # ---- num_devices ---------------------------------------------------------------------
 
 
-def test_more_devices_than_contexts(devices):
-    layer = make_layer(devices.contexts, num_devices=3)
-    facts = rf"'{layer.name}'.*num_devices.* 2.*cpu\(0\), cpu\(1\).* 3"
-    with pytest.raises(ValueError, match=facts), autograd.train_mode():
-        devices.map(layer, make_shards(devices))
-    gluon_syncbn.convert_sync_batchnorm(layer, num_devices=2)
-    assert_trains(devices, layer)
-
-
-def test_one_device_on_two_contexts(devices):
-    """Each context would normalize its shard, until backward or the next step fails."""
-    layer = make_layer(devices.contexts, num_devices=1)
-    pattern = r"num_devices must be 2 or None for a map over cpu\(0\), cpu\(1\), got 1"
-    with pytest.raises(ValueError, match=pattern), autograd.train_mode():
-        devices.map(layer, make_shards(devices))
-    for context in devices.contexts:  # one after the other, as a net that moves
+@pytest.mark.parametrize(
+    "count, facts",
+    [
+        (3, r"'{}'.*num_devices.* 2.*cpu\(0\), cpu\(1\).* 3"),
+        (1, r"num_devices must be 2 or None for .*cpu\(0\), cpu\(1\), got 1"),
+    ],
+)
+def test_another_number_of_devices_than_contexts(count, facts, devices):
+    """A layer of one device would normalize each shard alone."""
+    layer = make_layer(devices.contexts, num_devices=count)
+    with pytest.raises(ValueError, match=facts.format(layer.name)):
         with autograd.train_mode():
-            (x,) = put([X], [context])
-            map_and_wait(gluon_syncbn.Devices([context]), layer, [x])
+            devices.map(layer, make_shards(devices))
     gluon_syncbn.convert_sync_batchnorm(layer, num_devices=2)
     assert_trains(devices, layer)
 
@@ -189,19 +172,17 @@ class BusyWorker:
     """Keeps the engine's worker of a CPU context busy, as a bulk does on a GPU."""
 
     def __init__(self, context):
+        self._context = context
         self._began, self._end = threading.Event(), threading.Event()
         function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
         self._work = function(self._run)
-        self._context = (ctypes.c_int * 2)(context.device_typeid, context.device_id)
 
     def _run(self, _context, _parameter):
         self._began.set()
         self._end.wait(60)
 
     def __enter__(self):
-        push = mx.base._LIB.MXEnginePushSync
-        nothing = None, 0, None, 0, None, 0, b"busy"
-        mx.base.check_call(push(self._work, None, None, self._context, *nothing))
+        push(self._work, 0, self._context, [])
         assert self._began.wait(60)
 
     def __exit__(self, *exception):
@@ -211,11 +192,11 @@ class BusyWorker:
 @pytest.mark.filterwarnings("ignore:SyncBatchNorm .*allow_plain_loop")
 def test_an_error_stays_with_its_operator():
     """A healthy operator that completes meanwhile does not take it."""
-    contexts = cpus(2, 1)  # who waits for an array does it on cpu(0)
+    contexts = cpus(2, 1)  # a wait for an array is work on cpu(0)
     good, bad = (make_layer(contexts, num_devices=2) for _ in range(2))
     xs = [nd.ones((2, 3), ctx=c) for c in contexts]
     x = xs[0].copy()
-    mx.nd.waitall()  # the worker has nothing queued but what is counted below
+    mx.nd.waitall()  # then only the work that is counted below is queued
     with autograd.train_mode():
         failing, healthy = bad(x), good(xs[0])
         for _ in range(2):  # the guard that makes x plain, then the operators

@@ -1,7 +1,8 @@
-"""GluonCV's nets and the loops of its scripts train on two contexts as on one."""
+"""The loops of GluonCV's scripts, after `install`, train on two contexts as on one."""
 
 import sys
-from types import ModuleType
+from functools import partial
+from types import ModuleType, SimpleNamespace
 
 import gluon_syncbn
 from gluon_syncbn.layer.finding import norms_of
@@ -10,72 +11,13 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd, gluon
-from mxnet.gluon import Block, Trainer, nn
-from support.helpers import copy_parameters, cpus, whole
+from mxnet.gluon import Trainer, nn
+from support.helpers import copy_parameters, cpus, differentiate, whole
 
 gluoncv = pytest.importorskip("gluoncv", reason="GluonCV is not installed")
 
 parallel = gluoncv.utils.parallel
 CONTEXTS, SIZE = cpus(2), 64
-
-
-class Squares(Block):
-    """SSD, whose features are a SymbolBlock, with a loss of each image."""
-
-    def __init__(self):
-        super().__init__()
-        options = {"classes": ["a", "b"], "pretrained_base": False}
-        get_model = gluoncv.model_zoo.get_model
-        self.net = get_model("ssd_300_mobilenet0.25_custom", **options)
-
-    def forward(self, x):
-        return sum((y * y).mean(axis=0, exclude=True) for y in self.net(x)[:2])
-
-
-def random_values(net):
-    """Set He's weights, and norms that are no identities."""
-    rng = np.random.default_rng(0)
-    for name, parameter in net.collect_params(".*(weight|gamma|beta|bias)").items():
-        shape = parameter.shape
-        mean, size = name.endswith("gamma"), np.sqrt(2 / np.prod(shape[1:]))
-        array = rng.normal(mean, size if len(shape) > 1 else 0.1, shape)
-        parameter.set_data(mx.nd.array(array, dtype="float64"))
-
-
-def train_squares(net):
-    """Train on images in float64: on one, then on three; return the losses."""
-    net.hybridize()
-    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 2e-3})
-    found = []
-    for rows in 1, 3, 3:
-        x = np.random.default_rng(rows).normal(size=(rows, 3, SIZE, SIZE))
-        with autograd.record():
-            losses = net(mx.nd.array(x, dtype="float64"))
-        losses.backward()
-        trainer.step(rows)
-        found.append(losses.asnumpy())
-    return np.concatenate(found)
-
-
-def test_ssd_trains_by_make_parallel():
-    """One context gets no image where there is one; three are shared unevenly."""
-    plain, net = Squares(), Squares()
-    for each in plain, net:
-        each.initialize(force_reinit=True)  # a child block is
-        each.cast("float64")
-    with autograd.record():  # predictions are float32
-        plain(mx.nd.ones((1, 3, SIZE, SIZE), dtype="float64"))
-    random_values(plain)
-    gluon_syncbn.make_parallel(net, CONTEXTS, reset_ctx=True)
-    copy_parameters(plain, net)
-    right = train_squares(plain)
-    # Steps amplify the rounding of float64 by less than a wrong statistic changes.
-    np.testing.assert_allclose(train_squares(net), right, rtol=1e-7)
-    assert right[4:].sum() < 0.99 * right[1:4].sum()
-    gluon_syncbn.check_replicas(net)
-
-
-# ---- The loops of GluonCV's scripts, after `install`.
 
 
 @pytest.fixture
@@ -96,12 +38,6 @@ def installed(monkeypatch):
     gluon_syncbn.gluoncv.uninstall()
     assert late.SyncBatchNorm is mx.gluon.contrib.nn.SyncBatchNorm
     assert [dict(vars(owner)) for owner in owners] == former
-
-
-def synchronized():
-    """Return arguments of a net, as scripts make them of --syncbn and --norm-layer."""
-    kind = mx.gluon.contrib.nn.SyncBatchNorm
-    return {"norm_layer": kind, "norm_kwargs": {"num_devices": len(CONTEXTS)}}
 
 
 def segmentation_net(**norm):
@@ -138,7 +74,10 @@ def losses_of_segmentation(net, contexts):
 def test_segmentation():
     """Losses show whether parameters moved as on one context."""
     plain = segmentation_net(norm_layer=nn.BatchNorm, norm_kwargs={})
-    net = segmentation_net(**synchronized())
+    # A script's arguments for --syncbn.
+    options = {"num_devices": len(CONTEXTS)}
+    kind = mx.gluon.contrib.nn.SyncBatchNorm
+    net = segmentation_net(norm_layer=kind, norm_kwargs=options)
     copy_parameters(plain, net)
     expected = losses_of_segmentation(plain, CONTEXTS[:1])
     np.testing.assert_allclose(losses_of_segmentation(net, CONTEXTS), expected, 1e-6)
@@ -171,28 +110,17 @@ def test_roi_align_writes_zeros_where_it_skips_and_nowhere_else():
     assert x.grad.sum().asscalar() == pytest.approx(9 * 18)
 
 
-class Task(parallel.Parallelizable):
-    """A task of train_faster_rcnn.py's executor."""
-
-    def __init__(self, net):
-        self.net = net
-
-    def forward_backward(self, x):
-        with autograd.record():
-            loss = (self.net(x) ** 2).sum()
-        loss.backward()
-        return loss
-
-
 @pytest.mark.usefixtures("installed")
 def test_executor():
+    """The loop of train_faster_rcnn.py."""
     results = []
     for contexts in CONTEXTS, CONTEXTS[:1]:
         net = nn.HybridSequential()
         norm = mx.gluon.contrib.nn.SyncBatchNorm()
         net.add(nn.Dense(2, in_units=3), norm, nn.Dense(1))
         net.initialize(mx.init.One(), ctx=contexts)
-        executor = parallel.Parallel(1, Task(net))
+        run = partial(differentiate, lambda x, net=net: (net(x) ** 2).sum())
+        executor = parallel.Parallel(1, SimpleNamespace(forward_backward=run))
         trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
         losses = []
         for _ in range(2):

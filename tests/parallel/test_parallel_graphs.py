@@ -1,8 +1,9 @@
-"""Gradients in whatever graph a caller builds around a parallel net, and its limits.
+"""Graphs around a parallel net, structures of its inputs, and its limits.
 
-A result has to have rows; a graph, no variables but arguments and parameters.
+Each output must have rows. A net may read no variables but arguments and parameters.
 """
 
+import collections
 import gc
 import weakref
 
@@ -10,6 +11,7 @@ import gluon_syncbn
 from gluon_syncbn import allow_plain_loop, make_parallel
 
 import mxnet as mx
+import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import Block, nn
@@ -50,29 +52,20 @@ def test_calls_of_two_scopes_with_one_backward_each(devices):
     assert weight_gradient(net) == 3 and other.grad.asnumpy() == 3
 
 
-class Sparse(Block):
-    """An embedding, and a sparse parameter that is not used."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed = nn.Embedding(4, 2, sparse_grad=True)
-        stypes = {"stype": "row_sparse", "grad_stype": "row_sparse"}
-        self.unused = self.params.get("sparse", shape=(3, 2), **stypes)
-
-    def forward(self, x):
-        return self.embed(x)
-
-
 @gluon_1_only("parameters are dense")
 def test_sparse_parameters(devices):
-    net, other = make_parallel(Sparse(), devices.contexts), one_weight(devices.contexts)
-    net.initialize()
+    """One of them is not used."""
+    net, other = nn.Sequential(), one_weight(devices.contexts)
+    net.add(nn.Embedding(4, 2, sparse_grad=True))
+    stypes = {"stype": "row_sparse", "grad_stype": "row_sparse"}
+    net.unused = net.params.get("sparse", shape=(3, 2), **stypes)
+    make_parallel(net, devices.contexts).initialize()
     with autograd.record():
         total = net(column(1, 3, 1)).sum() + net(column(0)).sum()
         total = total + other(column(1, 2)).sum()
     total.backward()
-    assert [grad.stype for grad in net.embed.weight.list_grad()] == ["row_sparse"] * 2
-    assert (summed_grad(net.embed.weight)[:, 0] == [1, 2, 0, 1]).all()
+    assert [grad.stype for grad in net[0].weight.list_grad()] == ["row_sparse"] * 2
+    assert (summed_grad(net[0].weight)[:, 0] == [1, 2, 0, 1]).all()
     assert weight_gradient(other) == 3
     gluon_syncbn.check_replicas(net)
 
@@ -93,28 +86,6 @@ def test_autograd_grad_is_refused(devices):
 
 
 # ---- ends of graphs ------------------------------------------------------------------
-
-
-class Fails(autograd.Function):
-    def forward(self, x):
-        return x * 1
-
-    def backward(self, dy):
-        raise RuntimeError("mine")
-
-
-def test_an_error_in_backward_reaches_the_caller(devices):
-    net = make_parallel(nn.Lambda(lambda x: Fails()(x)), devices.contexts)
-    x = column(1, 2)
-    x.attach_grad()
-    differentiate(net, x)
-    with pytest.raises(mx.MXNetError):
-        x.grad.wait_to_read()
-        mx.nd.waitall()
-    gluon_syncbn.recover()
-    net = one_weight(devices.contexts)
-    differentiate(net, x)
-    assert weight_gradient(net) == 3
 
 
 class Identity(autograd.Function):
@@ -188,57 +159,97 @@ def test_each_output_has_a_backward(order, devices):
         assert (result == expected).all()
 
 
+# ---- Structures of inputs and outputs.
+
+
+def test_rows_along_another_axis(devices):
+    net = nn.Lambda(lambda x: x * x)
+    net, x = make_parallel(net, devices.contexts, batch_axis=1), column(1, 2, 3).T
+    x.attach_grad()
+    y = differentiate(net, x)
+    assert y.asnumpy().tolist() == [[1, 4, 9]]
+    assert x.grad.asnumpy().tolist() == [[2, 4, 6]]
+
+
+class Nested(Block):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(2, flatten=False)
+
+    def forward(self, inputs, others, factor, mask=None):
+        outputs = collections.defaultdict(list)  # keeps its kind
+        outputs["out"], outputs["mask"] = inputs["x"] * factor, mask
+        outputs["list"] = [self.dense(others[0]), (others[1].argmax(axis=1),)]
+        return outputs
+
+
+def test_nested_inputs_and_outputs(devices):
+    net = make_parallel(Nested(), devices.contexts)
+    net.initialize(mx.init.One())
+    x, others = np.arange(3, dtype="float32"), nd.arange(6).reshape((3, 2))
+    outputs = net({"x": x}, [others, 2 * others], 2.0)
+    assert list(outputs) == ["out", "mask", "list"] and outputs["mask"] is None
+    assert (outputs["out"].asnumpy() == [0, 2, 4]).all() and outputs["other"] == []
+    sums, (classes,) = outputs["list"]
+    assert (sums.asnumpy() == [[1, 1], [5, 5], [9, 9]]).all()
+    assert (classes.asnumpy() == [1, 1, 1]).all()
+
+
+class Tempered(nn.Dense):
+    def forward(self, x, temperature):
+        return 7, super().forward(x) * temperature, x[:, :0]
+
+
+@gluon_1_only("mx.npx.set_np")
+@pytest.mark.parametrize("is_variable", [True, False])
+def test_numpy_semantics(is_variable, devices):
+    """An argument has no axes. Results are a number, an array and an empty one."""
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        net = make_parallel(Tempered(1, use_bias=False, in_units=1), devices.contexts)
+        net.initialize(mx.init.One())
+        x, temperature = mx.np.array([[1.0], [2.0], [3.0]]), mx.np.array(3.0)
+        x.attach_grad()
+        if is_variable:
+            temperature.attach_grad()
+        with autograd.record():
+            _, y, empty = net(x, temperature)
+            total = (y**2).sum() + empty.sum()
+        total.backward()
+        assert type(y) is type(x) and empty.shape == (3, 0)
+        assert (x.grad.asnumpy()[:, 0] == [18, 36, 54]).all()
+        assert summed_grad(net.weight) == 18 * 14
+        assert not is_variable or temperature.grad.asnumpy() == 6 * 14
+        with autograd.record():
+            total = net(x, temperature)[2].sum()
+        total.backward()  # it does not depend on the temperature
+        assert not is_variable or temperature.grad.asnumpy() == 6 * 14
+
+
 # ---- Limits.
 
 
-class Kept(gluon.HybridBlock):
-    """A penalty that is kept in an attribute."""
-
-    def __init__(self):
-        super().__init__()
-        self.dense = dense()
-
-    def hybrid_forward(self, F, x):
-        h = self.dense(x)
-        self.penalty = (h**2).sum()
+@gluon_1_only("Block.name")
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda net, y: net.penalty,
+        lambda net, y: y.sum() + net.penalty.as_in_context(mx.cpu()),
+    ],
+)
+def test_loss_that_reads_what_a_device_has_kept(loss):
+    def keep(F, h):
+        net.penalty = (h**2).sum()
         return h
 
-
-class Reads(gluon.Block):
-    """An attribute that has a gradient, or depends on an array with one."""
-
-    def __init__(self, given):
-        super().__init__()
-        self.dense, self.given = dense(), given
-
-    def forward(self, x):
-        given = self.given
-        if isinstance(given, list):
-            given = given[0].data(x.context)
-        return self.dense(x) * given.as_in_context(x.context)
-
-
-def loss_of_an_attribute(net, x):
-    net(x)
-    return net.penalty
-
-
-def loss_with_an_attribute(net, x):
-    return net(x).sum() + net.penalty.as_in_context(mx.cpu())
-
-
-@gluon_1_only("hybrid_forward")
-@pytest.mark.parametrize("loss", [loss_of_an_attribute, loss_with_an_attribute])
-def test_loss_that_reads_what_a_device_has_kept(loss):
-    net = started(Kept(), cpus(2))
+    net = started(Net(dense(), function=keep), cpus(2))
     with autograd.record():
-        total = loss(net, array(X))
+        total = loss(net, net(array(X)))
     with pytest.raises(ValueError, match=net.name):
         total.backward()
 
 
-@gluon_1_only("Block.params")
-@pytest.mark.parametrize("way", ["variable", "recorded", "parameter"])
+@gluon_1_only("Block.name")
+@pytest.mark.parametrize("way", ["variable", "parameter"])
 def test_net_that_reads_a_variable_that_is_no_argument(way):
     delta = array([[1.0, 1]])
     if way == "parameter":
@@ -247,28 +258,27 @@ def test_net_that_reads_a_variable_that_is_no_argument(way):
         delta = [parameter]
     else:
         delta.attach_grad()
-    net = started(Reads(delta), cpus(2))
+
+    def read(F, h):
+        given = net.given[0].data(h.context) if way == "parameter" else net.given
+        return h * given.as_in_context(h.context)
+
+    net = started(Net(dense(), function=read), cpus(2))
+    net.given = delta
     pattern = rf"'given' .*{net.name}"
     with pytest.raises(ValueError, match=pattern), autograd.record():
-        if way == "recorded":
-            net.given = delta * 2
         net(array(X))
 
 
-def mean(F, h):
-    return h.mean()
-
-
-def similarities(F, h):
-    return F.dot(h, h, transpose_b=True)
-
-
-def rows_last(F, h):
-    return F.transpose(F.expand_dims(h, axis=0), axes=(2, 1, 0))
-
-
 @pytest.mark.parametrize("rows", [2, 4, 5])
-@pytest.mark.parametrize("function", [mean, similarities, rows_last])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda F, h: h.mean(),
+        lambda F, h: F.dot(h, h, transpose_b=True),
+        lambda F, h: F.transpose(F.expand_dims(h, axis=0), axes=(2, 1, 0)),
+    ],
+)
 def test_result_whose_length_is_that_of_the_rows_by_chance(function, rows):
     net = started(Net(dense(), function=function), cpus(2))
     words = rf"must have {-(-rows // 2)} rows|for {rows // 2} on each|on cpu\(1\)"
@@ -279,7 +289,7 @@ def test_result_whose_length_is_that_of_the_rows_by_chance(function, rows):
 
 @pytest.mark.parametrize("train", [True, False])
 def test_the_look_for_rows_changes_nothing(train):
-    """The look is one more call, on one device, of the first batch that is even."""
+    """If shards have equally many rows, the first call runs the net once more."""
     results = []
     for contexts in cpus(2), cpus(1):
         net = started(Normalized(), contexts, "hybridize")

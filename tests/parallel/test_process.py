@@ -102,17 +102,6 @@ fork()
 thread.join()
 mx.nd.waitall()
 """,
-    "forks of data loaders and subprocesses": """
-data = mx.gluon.data.ArrayDataset(nd.random.normal(shape=(16, 3, 24, 24)))
-for epoch in range(2):
-    push_step()
-    for _ in mx.gluon.data.DataLoader(data, 4, num_workers=2):
-        push_step()
-        subprocess.run(['true'], check=True)
-mx.nd.waitall()
-mean = net[0](x).mean(axis=(0, 2, 3)) * (1 - 0.9**10)  # of 10 steps
-assert abs(net[1].running_mean.data(mx.cpu(0)) - mean).max().asnumpy() < 1e-5
-""",
     "a failure before a fork is not lost": """
 gluon_syncbn.set_timeout(1)
 y = push_a_wait_in_vain()

@@ -7,13 +7,14 @@ net, the loss and the steps of a program are random. GLUON_SYNCBN_PROGRAMS=10000
 
 import os
 import random
-from dataclasses import dataclass, fields
 from functools import partial
 from tempfile import NamedTemporaryFile
+from types import SimpleNamespace
 
 from gluon_syncbn import (
     allow_plain_loop,
     check_replicas,
+    convert_sync_batchnorm,
     make_parallel,
     revert_parallel,
 )
@@ -24,14 +25,13 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import Trainer, nn
 from support.blocks import gluon_1_only, move
-from support.helpers import MODES, cpus, set_mode, summed_grad, value
+from support.helpers import MODES, cpus, differentiate, set_mode, summed_grad, value
 from support.nets import (
     Net,
     Normalized,
     X,
     array,
     assert_same,
-    backward,
     dense,
     parameters_of,
     started,
@@ -48,38 +48,28 @@ CHANGES = (
 )
 
 
-@dataclass
-class Program:
-    contexts: int
-    mode: str  # the body of the net has it
-    rows: list  # one number for each step
-    change: str
-    inputs: str  # inputs with a gradient: "none", "last", else all with this grad_req
-    calls: str  # "once", "twice", or "fed back" through another net
-    is_doubled: bool  # the result holds an array twice
-    branches: bool  # a shard whose labels are all 0 has no graph
-    decays: bool  # the loss has the squares of all parameters
-    accumulates: bool  # grad_req="add"
-    clips_on_last: bool  # gradients are clipped under the last context
-    leaves_head: bool  # the last layer is used in the first step only
-    later: int  # the step before which a layer is added; 0 for none
-    frozen: int  # the step before which the first weight is frozen
-
-
 def draw(rng):
-    flags = {field.name: rng.random() < 0.5 for field in fields(Program)}
-    values = {
-        "contexts": rng.choice([1, 2, 2, 3]),
-        "mode": rng.choice(list(MODES)),
-        "rows": [rng.randint(2, 6) for _ in range(rng.randint(1, 4))],
-        "change": rng.choice(CHANGES),
-        "inputs": rng.choice(["none", "write", "add", "last"]),
-        "calls": rng.choice(["once", "once", "twice", "fed back"]),
-        "branches": rng.random() < 0.2,
-        "later": rng.randint(0, 4),
-        "frozen": rng.randint(1, 4),
-    }
-    return Program(**{**flags, **values})
+    def flag():
+        return rng.random() < 0.5
+
+    return SimpleNamespace(
+        contexts=rng.choice([1, 2, 2, 3]),
+        mode=rng.choice(list(MODES)),  # the body of the net has it
+        rows=[rng.randint(2, 6) for _ in range(rng.randint(1, 4))],  # a number a step
+        change=rng.choice(CHANGES),
+        # Inputs with a gradient: "none", "last", else all with this grad_req.
+        inputs=rng.choice(["none", "write", "add", "last"]),
+        # "fed back": once more, with the result of another net.
+        calls=rng.choice(["once", "once", "twice", "fed back"]),
+        is_doubled=flag(),  # the result holds an array twice
+        branches=rng.random() < 0.2,  # a shard whose labels are all 0 has no graph
+        decays=flag(),  # the loss has the squares of all parameters
+        accumulates=flag(),  # grad_req="add"
+        clips_on_last=flag(),  # gradients are clipped under the last context
+        leaves_head=flag(),  # the last layer is used in the first step only
+        later=rng.randint(0, 4),  # the step before which a layer is added; 0 for none
+        frozen=rng.randint(1, 4),  # the step before which the first weight is frozen
+    )
 
 
 def norm_of(program):
@@ -255,22 +245,28 @@ def test_trains_and_predicts_like_one_device(count, mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_plain_loop_whose_loss_reads_inputs_and_parameters(mode):
-    """An autoencoder with a penalty, two calls of the net, and an array twice."""
+    """An autoencoder with a penalty, two calls of the net, and an array twice.
+
+    The second step has one backward for each context.
+    """
     results = []
     for contexts in cpus(2), cpus(1):
-        net = started(Net(dense(), function=lambda F, h: (h, [h])), None)
+        net = started(Normalized(function=lambda F, h: (h, [h])), None)
         move(net, contexts)
-        set_mode(allow_plain_loop(net), mode)
-        for _ in range(2):
+        if len(contexts) > 1:
+            allow_plain_loop(convert_sync_batchnorm(net))
+        set_mode(net, mode)
+        for is_together in True, False:
             losses = []
             with autograd.record():
                 for x in gluon.utils.split_and_load(array(X), contexts):
                     y, (again,) = net(x)
                     loss = ((y - x) ** 2).sum() + (again * net(x)[0]).sum()
-                    for p in net.collect_params().values():
+                    for p in parameters_of(net):
                         loss = loss + (p.data(x.context) ** 2).sum() / len(contexts)
                     losses.append(loss)
-            autograd.backward(losses)
+            for heads in [losses] if is_together else [[loss] for loss in losses]:
+                autograd.backward(heads)
         total = sum(loss.asnumpy() for loss in losses)
         results.append([total, *map(summed_grad, parameters_of(net))])
     assert_same(*results)
@@ -310,7 +306,7 @@ def test_trainer(kind, optimizer):
         parameters = net.collect_params()
         trainer = make(parameters, optimizer, **(options if contexts else {}))
         for _ in range(3):
-            backward(lambda net=net: (net(array(X)) ** 2).sum())
+            differentiate(lambda net: (net(array(X)) ** 2).sum(), net)
             mx.random.seed(3)  # a call of the net may draw a seed for its devices
             trainer.step(6)
         results.append(state_of(net))

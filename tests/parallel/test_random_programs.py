@@ -1,4 +1,4 @@
-"""Random programs agree with the oracle: 100 that are always the same.
+"""Random programs of the layer agree with the oracle: 100 that are always the same.
 
 Before each step the oracle is given the program's own parameters, statistics and
 gradients, so that each step is compared independently. hypothesis reduces a program
@@ -7,18 +7,21 @@ differ each time.
 """
 
 import os
+from functools import partial
 
 import gluon_syncbn
 from gluon_syncbn.compat import IS_GLUON_2
 
 import mxnet as mx
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from mxnet import autograd
-from support.nd import nd
-from support.program_oracle import OLD, Checks
-from support.programs import Data, make_net, programs
+from support import program_oracle as oracle
+from support.helpers import cpus, put, split_rows
+from support.programs import make_data, make_net, programs
 
+OLD = 0.5  # the inputs' gradients before a step; only "add" keeps it
 MORE = int(os.environ.get("GLUON_SYNCBN_PROGRAMS", 0))
 
 
@@ -30,99 +33,101 @@ def run(program):
     with mx.util.np_shape(empty or is_np), mx.util.np_array(is_np):
         runner = Runner(program)
         for number, step in enumerate(program.steps):
-            try:
-                runner.run(step, Data(program, number, step))
-            except AssertionError as error:
-                raise AssertionError(f"step {number}: {error}") from error
+            print("step", number)  # pytest shows it after a failure
+            runner.run(step, *make_data(program, number, step))
 
 
 class Runner:
     """A program's net and devices."""
 
     def __init__(self, program):
-        self._program = program
+        self._program, self._kind = program, oracle.kind_of(program.dtype)
         self._net, self._norms = make_net(program)
-        if program.way == "parallel":
-            self.devices = self._net.devices
-        else:
-            self.devices = gluon_syncbn.Devices(self._norms[0].contexts())
-        self._contexts = self.devices.contexts
-        self._checks = Checks(program, self._norms)
+        self._devices = gluon_syncbn.Devices(cpus(program.contexts))
 
-    def run(self, step, data):
+    def run(self, step, batch, *gradients):
         """Run a step, and compare its results."""
-        checks = self._checks
-        states, gradients = checks.states(), checks.gradients()
+        states, former = self._states(), self._gradients()
         training = step.kind.startswith("train")
         recording = step.kind in ("train", "predict_recorded")
-        x = self._inputs(data, recording)
+        xs = self._put(batch, step)
+        if recording and self._program.x_grad_req != "null":
+            for x in xs:
+                x.attach_grad(self._program.x_grad_req)
+                x.grad[:] = OLD
         flags = autograd.record if recording else autograd.pause
         with flags(train_mode=training):
-            ys = self._forward(x)
+            ys = self._devices.map(self._net, xs)
+        assert {type(y) for shard in ys for y in shard} == {type(xs[0])}
         if recording:
+            dys = list(zip(*(self._put(dy, step) for dy in gradients)))
             for left in reversed(range(step.backwards)):
                 options = {"train_mode": training, "retain_graph": left > 0}
-                self._backward(ys, data, **options)
+                backward = partial(autograd.backward, **options)
+                self._devices.map(backward, ys, dys)
         mx.nd.waitall()
-        ys = [
-            checks.by_context([y[number] for y in ys], data)
-            for number in range(len(data.dys))
-        ]
-        net = checks.expected(states, data, training)
-        checks.check_outputs(ys, data, net)
-        checks.check_statistics(net)
+        net = oracle.Net(self._program, states, batch, training)
+        for number, (shards, expected) in enumerate(zip(zip(*ys), net.outputs)):
+            self._check_whole(f"output {number}", shards, expected)
+        for number, (state, expected) in enumerate(zip(self._states(), net.states)):
+            for name in oracle.STATISTICS:
+                where = f"{name} of layer {number}"
+                oracle.check(where, state[name].value, expected[name], "float64")
         if recording:
-            checks.check_input_gradients(x, step, data, net)
-            checks.check_gradients(step, data, net, gradients)
+            self._check_gradients(xs, step, *net.backward(gradients), former)
 
-    def _inputs(self, data, recording):
-        """Return the net's argument on each context, or the whole batch."""
-        xs, contexts = data.x, self._contexts
-        if self._program.way == "parallel":
-            xs, contexts = [data.join(xs)], contexts[:1]
-        arrays = [_array(x, context) for x, context in zip(xs, contexts)]
-        grad_req = self._program.x_grad_req
-        for array in arrays:
-            if recording and grad_req != "null":
-                array.attach_grad(grad_req)
-                array.grad[:] = OLD
-        return arrays
+    def _put(self, whole, step):
+        """Return the shards of each context, of the kind that the program has."""
+        shards = split_rows(whole, step.rows, self._program.batch_axis)
+        arrays = put(shards, self._devices.contexts, whole.dtype)
+        return [x.as_np_ndarray() for x in arrays] if mx.util.is_np_array() else arrays
 
-    def _forward(self, xs):
-        """Return a list of outputs for each element of xs."""
-
-        def call(x):
-            outputs = self._net(x)
-            outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
-            assert {type(y) for y in outputs} == {type(x)}
-            return outputs
-
-        if self._program.way == "devices":
-            return self.devices.map(call, xs)
-        return [call(x) for x in xs]
-
-    def _backward(self, ys, data, **options):
-        if self._program.way == "parallel":
-            dys = [_array(data.join(dy), self._contexts[0]) for dy in data.dys]
-            autograd.backward(ys[0], dys, **options)
-            return
-        pairs = [
-            (y, [_array(dy[k], self._contexts[k]) for dy in data.dys])
-            for k, y in enumerate(ys)
+    def _states(self):
+        """Return the state of each layer, which has to be equal on all contexts."""
+        names = (*oracle.PARAMETERS, *oracle.STATISTICS)
+        return [
+            {n: self._state(getattr(norm, n)) for n in names} for norm in self._norms
         ]
-        if self._program.way == "plain_loop":
-            # Each context may have its own backward if inputs have no gradients.
-            is_each = self._program.x_grad_req == "null"
-            for part in [[pair] for pair in pairs] if is_each else [pairs]:
-                heads, dys = (sum(column, []) for column in zip(*part))
-                autograd.backward(heads, dys, **options)
-            return
-        self.devices.map(lambda pair: autograd.backward(*pair, **options), pairs)
 
+    def _state(self, parameter):
+        first, *others = (array.asnumpy() for array in parameter.list_data())
+        assert first.dtype == self._kind
+        for other in others:
+            np.testing.assert_array_equal(other, first, parameter.name)
+        return oracle.exact(first)
 
-def _array(x, context):
-    array = nd.array(x, context, x.dtype)
-    return array.as_np_ndarray() if mx.util.is_np_array() else array
+    def _gradients(self):
+        """Return the gradient on each context, by the layer's number and by name."""
+        return {
+            (number, name): [a.asnumpy() for a in getattr(norm, name).list_grad()]
+            for number, norm in enumerate(self._norms)
+            for name in oracle.PARAMETERS
+            if getattr(norm, name).grad_req != "null"
+        }
+
+    def _check_whole(self, name, shards, expected):
+        shards = [shard.asnumpy() for shard in shards]
+        whole = np.concatenate(shards, self._program.batch_axis)
+        oracle.check(name, whole, expected, self._program.dtype)
+
+    def _check_gradients(self, xs, step, dx, elements, former):
+        """Compare gradients; `former` are the parameters' gradients before the step."""
+        grad_req = self._program.x_grad_req
+        if grad_req == "add":
+            terms = [oracle.exact(OLD), *[dx] * step.backwards]
+            dx = oracle.total(terms, self._program.dtype)
+        if grad_req != "null":
+            self._check_whole("input gradient", [x.grad for x in xs], dx)
+        for (number, name), results in self._gradients().items():
+            uses = elements[number][oracle.PARAMETERS.index(name)]
+            sums = [oracle.sums(self._program, use, step.rows) for use in uses]
+            is_added = getattr(self._norms[number], name).grad_req == "add"
+            for k, (result, *terms) in enumerate(zip(results, *sums)):
+                if is_added:
+                    old = oracle.exact(former[number, name][k])
+                    terms = [old, *terms * step.backwards]
+                where = f"d{name} of layer {number} on cpu({k})"
+                oracle.check(where, result, oracle.total(terms, self._kind), self._kind)
 
 
 @pytest.mark.timeout(MORE + 300)

@@ -1,1 +1,1 @@
-"""Parts of tests, which import nothing of each other."""
+"""Code that several tests share."""

@@ -11,11 +11,11 @@ from mxnet.gluon import HybridBlock, contrib, nn
 
 from support.nd import nd
 
-# MXNet itself has this layer.
+# MXNet's own synchronized layer.
 MXNETS_LAYER = nn.SyncBatchNorm if IS_GLUON_2 else contrib.nn.SyncBatchNorm
 
 
-# Other threads than the main one begin without NumPy semantics.
+# Threads other than the main thread begin without NumPy semantics.
 in_threads = mx.util.use_np if IS_GLUON_2 else lambda function: function
 
 
@@ -30,7 +30,7 @@ def gluon_1_only(reason):
 
 
 def prefixed(prefix):
-    """Return a block's argument for its names, which Gluon 2 does not have."""
+    """Return the argument `prefix` of a block; blocks of Gluon 2 have none."""
     return {} if IS_GLUON_2 else {"prefix": prefix}
 
 

@@ -24,7 +24,7 @@ from support import reference
 from support.nd import nd
 
 ROOT = Path(__file__).resolve().parents[2]
-# A program without the package runs it: MXNet reads names that newer NumPys lack.
+# A program that does not import the package begins with this (see compat.py).
 RESTORE_NUMPY_NAMES = (
     f"import runpy; runpy.run_path({str(ROOT / 'gluon_syncbn' / 'compat.py')!r})\n"
 )
@@ -66,7 +66,7 @@ def set_mode(net, mode):
 
 
 def put(arrays, contexts, dtype="float32"):
-    """NumPy arrays as NDArrays, one on each context."""
+    """Return NumPy arrays as NDArrays, one on each context."""
     return [nd.array(a, ctx=c, dtype=dtype) for a, c in zip(arrays, contexts)]
 
 
@@ -77,7 +77,7 @@ def split_rows(x, rows, axis=0):
 
 
 def train_step(devices, net, shards, dys):
-    """Recorded forward and backward on every context; returns lists of y and dx."""
+    """Record forward, run backward on every context; return lists of y and dx."""
     for x in shards:
         x.attach_grad()
     ys = [y.asnumpy() for y in queue_step(devices, net, shards, dys)]
@@ -114,7 +114,8 @@ def copy_parameters(net, *others):
     for other in others:
         pairs = zip(other.collect_params().values(), net.collect_params().values())
         for parameter, given in pairs:
-            parameter.set_data(given.data().copy())  # may be kept: no shape yet
+            # A deferred parameter keeps the array.
+            parameter.set_data(given.data().copy())
 
 
 def value(parameter, index=0):
@@ -167,7 +168,7 @@ def imported(path, *inputs, epoch=0, ctx=None):
     return SymbolBlock.imports(symbol, inputs or ["data"], parameters, ctx)
 
 
-_kept = []  # arrays whose id is in use
+_kept = []  # arrays that queued work finds by their id
 
 
 @CFUNCTYPE(None, c_void_p, c_void_p)

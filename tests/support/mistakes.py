@@ -1,4 +1,4 @@
-"""Parts of tests of users' mistakes: a small layer, its shards, its failure."""
+"""Helpers for tests of mistakes: a small layer, its shards, the text of its error."""
 
 from gluon_syncbn import SyncBatchNorm
 

@@ -17,7 +17,7 @@ import pytest
 
 from support.helpers import ROOTS
 
-# A rank ends after that; a wait for others that would hang ends earlier.
+# A rank that hangs ends after so long. Waits for other ranks end earlier.
 SECONDS = 90
 
 PREAMBLE = f"""
@@ -79,8 +79,8 @@ def launcher(ranks, keep_survivors=False):
 def start(ranks, body, *arguments, init=INIT, alive_until=None, **environment):
     """Start a program of `body` on each rank; return the launcher's process.
 
-    A launcher may end all ranks when one dies, whatever it is told. With `alive_until`,
-    a path, it sees no death before that file exists: a shell stands between.
+    mpirun may end all ranks when one dies, despite its options. With `alive_until`, a
+    path, it notices no death before that file exists, because a shell runs each rank.
     """
     program = [sys.executable, "-c", PREAMBLE + init + body, *map(str, arguments)]
     if alive_until is not None:
@@ -110,7 +110,7 @@ def finish(process, status=0):
 
 
 def in_turns(programs):
-    """Return the body of one program that runs several, which it has by their names."""
+    """Return one program that runs the programs of a dict one after the other."""
     return f"""
 for name, program in {programs!r}.items():
     print('begin', name, flush=True)

@@ -1,6 +1,6 @@
-"""MXNet's operators on the kind of arrays that its blocks take: `mx.nd`, in Gluon 2 np.
+"""The operators of `mx.nd`, for the arrays that blocks take: in Gluon 2 of `mx.np`.
 
-Operators of ``mx.nd`` compute on the arrays of both; of ``mx.np`` MXNet 1.6 has few.
+Tests do not use the operators of `mx.np`, because MXNet 1.6 has few of them.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """The float64 oracle of a random program's net, with a bound of every right result.
 
-A net calls a few layers with the batch. `Checks` compares its arrays.
+A net calls a few layers with the batch.
 """
 
 from collections import namedtuple
@@ -8,8 +8,8 @@ from collections import namedtuple
 import numpy as np
 
 from support import reference
+from support.helpers import split_rows
 
-OLD = 0.5  # the inputs' gradients before a step; only "add" keeps it
 STATISTICS = "running_mean", "running_var"
 PARAMETERS = "gamma", "beta"
 
@@ -50,34 +50,31 @@ class Use:
     those after the call, and `y` is the output.
     """
 
-    def __init__(self, program, layer, state, x, train):
-        self._layer, self.state = layer, dict(state)
-        self._dtype, self._x = program.dtype, x.astype(np.float64)
+    def __init__(self, program, options, state, x, trains):
+        self._options, self._dtype, self._trains = options, program.dtype, trains
+        self.state, self._x = dict(state), x.astype(np.float64)
+        self._where = program.axis, options.epsilon
         self._axes, self._shape = reference.reduction_axes(x, program.axis)
-        gamma, beta = state["gamma"].value, state["beta"].value
+        self._count, self._conditioning = x.size // x.shape[program.axis], 0.0
+        gamma, beta = (state[name].value for name in PARAMETERS)
         ones, zeros = np.ones_like(gamma), np.zeros_like(gamma)
-        self._gamma = gamma if layer.scale else ones
-        self._count = x.size // x.shape[program.axis]
-        self._conditioning, self._where = 0.0, (program.axis, layer.epsilon)
-        self._synchronized = train
-        if self._synchronized:
+        self._gamma = gamma if options.scale else ones
+        if trains:
             results = reference.forward(self._x, ones, zeros, *self._where)
             self._x_hat, mean, var, self._inv_std = results
-            self._conditioning = reference.conditioning(self._x, *self._where)
+            self._conditioning = abs(mean * self._inv_std).max()
             self._update_running(mean, var)
         else:
-            running = state["running_mean"].value, state["running_var"].value
-            self._constant = (*running, *self._where)
-            self._inv_std = 1 / np.sqrt(running[1] + layer.epsilon)
-            arguments = self._x, ones, zeros, *self._constant
-            self._x_hat = reference.inference_forward(*arguments)
+            mean, var = (state[name].value for name in STATISTICS)
+            self._inv_std = 1 / np.sqrt(var + options.epsilon)
+            self._x_hat = (self._x - self._over(mean)) * self._over(self._inv_std)
         self._largest = abs(self._x_hat).max(self._axes, initial=1.0)
-        slope = layer.slope or 0.0
+        self._slope = options.slope or 0.0
         self._z = self._x_hat * self._over(self._gamma) + self._over(beta)
         scale = abs(self._gamma) * self._largest + abs(beta)
         self._z_error = self._over(self._tolerance(scale))
-        y = reference.activate(self._z, layer.activation, slope)
-        self.y = stored(Value(y, self._z_error * max(1.0, slope)), self._dtype)
+        y = reference.activate(self._z, options.activation, self._slope)
+        self.y = stored(Value(y, self._z_error), self._dtype)
 
     def _over(self, channels):
         return np.reshape(channels, self._shape)
@@ -88,43 +85,40 @@ class Use:
         return reference.tolerance(dtype or self._dtype, *limits)[1]
 
     def _update_running(self, mean, var):
-        state, count = self.state, self._count
-        old, kind = self._layer.momentum, kind_of(self._dtype)
-        factor = 1
-        if self._layer.unbiased_running_var and count > 1:
-            factor = count / (count - 1)
+        old, kind, factor = self._options.momentum, kind_of(self._dtype), 1
+        if self._options.unbiased_running_var and self._count > 1:
+            factor = self._count / (self._count - 1)
         std = np.sqrt(var)
-        mean_error = unit_roundoff("float64") * abs(mean)  # each device has one
+        mean_error = unit_roundoff("float64") * abs(mean)  # each device rounds its own
         var_error = 2 * factor * mean_error * (std + mean_error)
         for name, batch, size, error in (
             ("running_mean", mean, abs(mean) + std, mean_error),
             ("running_var", factor * var, factor * var, var_error),
         ):
-            former = state[name]
-            new = reference.update_running(former.value, batch, old)
+            former = self.state[name]
+            new = old * former.value + (1 - old) * batch
             own = self._tolerance(abs(former.value) + size, kind)
             error = own + old * former.error + (1 - old) * error
-            state[name] = stored(Value(new, error), kind)
+            self.state[name] = stored(Value(new, error), kind)
 
     def backward(self, dy):
-        """dx, and the elements whose sums are dgamma and dbeta, as Values."""
+        """Return dx, and the elements whose sums are dgamma and dbeta, as Values."""
         dz, dz_error = self._through_activation(dy)
         dz_size = abs(dz) + dz_error  # dz may be 0 and x_hat too, of one row
-        gamma_inv_std = self._over(abs(self._gamma) * self._inv_std)
+        gamma_inv_std = self._over(self._gamma * self._inv_std)
         terms = dz_size * (1 + self._over(self._largest))
         lost = reference.reconstruction_error(
-            self._dtype, self._layer.activation, self._largest.max()
+            self._dtype, self._options.activation, self._largest.max()
         )
         of_dy = dz_error
-        if self._synchronized:
+        if self._trains:
             dx, _, _ = reference.backward(self._x, dz, self._gamma, *self._where)
             size = self._over(self._largest) * abs(self._x_hat)
             of_dy = of_dy + (dz_error * (1 + size)).mean(self._axes, keepdims=True)
         else:
-            arguments = self._x, dz, self._gamma, *self._constant
-            dx, _, _ = reference.inference_backward(*arguments)
-        scale = gamma_inv_std * terms.max(self._axes, keepdims=True, initial=0.0)
-        error = self._tolerance(scale) + 2 * lost * scale + gamma_inv_std * of_dy
+            dx = dz * gamma_inv_std
+        scale = abs(gamma_inv_std) * terms.max(self._axes, keepdims=True, initial=0.0)
+        error = self._tolerance(scale) + 2 * lost * scale + abs(gamma_inv_std) * of_dy
         own = self._tolerance(1.0) * terms + lost * terms
         return (
             stored(Value(dx, error), self._dtype),
@@ -133,14 +127,14 @@ class Use:
         )
 
     def _through_activation(self, dy):
-        layer, slope = self._layer, self._layer.slope or 0.0
         dy = np.asarray(dy, np.float64)
-        dz = dy * reference.activation_gradient(self._z, layer.activation, slope)
-        if layer.activation in (None, "identity"):
-            return dz, np.zeros_like(dz)
-        # The error decides on which side of the kink z is.
+        if self._options.activation in (None, "identity"):
+            return dy, np.zeros_like(dy)
+        # The error decides on which side of the kink z is. The slope at the kink is the
+        # slope of the negative side, as in MXNet.
         near = abs(self._z) <= self._z_error
-        return dz, np.where(near, abs(dy * (1 - slope)), 0.0)
+        error = np.where(near, abs(dy * (1 - self._slope)), 0.0)
+        return dy * np.where(self._z > 0, 1.0, self._slope), error
 
 
 class Net:
@@ -150,27 +144,32 @@ class Net:
     Values.
     """
 
-    def __init__(self, program, states, x, train):
+    def __init__(self, program, states, x, trains):
         self._dtype, self.states, self._uses = program.dtype, list(states), []
         for number in program.uses:
-            state = self.states[number]
-            use = Use(program, program.layers[number], state, x, train)
+            options = program.layers[number].options
+            use = Use(program, options, self.states[number], x, trains)
             self.states[number] = use.state
             self._uses.append((number, use))
         self.outputs = [use.y for _, use in self._uses]
 
     def backward(self, dys):
-        """dx, and per layer lists of the elements of dgamma and of dbeta."""
-        dxs, gradients = [], [([], []) for _ in self.states]
+        """Return dx, and per layer the elements of dgamma and of dbeta of each use."""
+        dxs, elements = [], [([], []) for _ in self.states]
         for (number, use), dy in zip(self._uses, dys):
-            dx, *elements = use.backward(dy)
-            for terms, more in zip(gradients[number], elements):
-                terms.append(more)
+            dx, *found = use.backward(dy)
+            for uses, more in zip(elements[number], found):
+                uses.append(more)
             dxs.append(dx)
-        return total(dxs, self._dtype), gradients
+        return total(dxs, self._dtype), elements
 
 
-# ---- Comparison.
+def sums(program, elements, rows):
+    """Yield the sums of elements over the rows of each context."""
+    axes, _ = reference.reduction_axes(elements.value, program.axis)
+    shards = [split_rows(part, rows, program.batch_axis) for part in elements]
+    for value, error in zip(*shards):
+        yield stored(Value(value.sum(axes), error.sum(axes)), kind_of(program.dtype))
 
 
 def check(name, result, expected, dtype):
@@ -184,101 +183,3 @@ def check(name, result, expected, dtype):
         f"{result[wrong][0]!r}, expected {expected.value[wrong][0]!r} to "
         f"{expected.error[wrong][0]:.2g}"
     )
-
-
-class Checks:
-    """The arrays of a program's layers on each context, beside the right ones."""
-
-    def __init__(self, program, norms):
-        self._program, self._norms = program, norms
-        self._kind = kind_of(program.dtype)
-
-    def _arrays(self, number, name, kind="data"):
-        """Return a parameter's data or "grad" on each context."""
-        parameter = getattr(self._norms[number], name)
-        return [array.asnumpy() for array in getattr(parameter, f"list_{kind}")()]
-
-    def states(self):
-        """Return the state of each layer, which has to be equal on all contexts."""
-        return [self._state(number) for number in range(len(self._norms))]
-
-    def _state(self, number):
-        state = {}
-        for name in (*PARAMETERS, *STATISTICS):
-            first, *others = self._arrays(number, name)
-            for other in others:
-                np.testing.assert_array_equal(other, first, name)
-            state[name] = exact(first)
-        return state
-
-    def expected(self, states, data, train):
-        """Return the oracle's net."""
-        return Net(self._program, states, data.join(data.x), train)
-
-    def by_context(self, arrays, data):
-        """Return results per context, also where they are whole."""
-        if self._program.way == "parallel":
-            return data.split(arrays[0].asnumpy())
-        return [array.asnumpy() for array in arrays]
-
-    def check_outputs(self, ys, data, net):
-        for number, (y, expected) in enumerate(zip(ys, net.outputs)):
-            check(f"output {number}", data.join(y), expected, self._program.dtype)
-
-    def check_statistics(self, net):
-        for number, (result, right) in enumerate(zip(self.states(), net.states)):
-            for kind in STATISTICS:
-                array = result[kind].value.astype(self._kind)
-                check(f"{kind} of layer {number}", array, right[kind], self._kind)
-
-    def check_input_gradients(self, xs, step, data, net):
-        grad_req, dtype = self._program.x_grad_req, self._program.dtype
-        if grad_req == "null":
-            return
-        results = self.by_context([x.grad for x in xs], data)
-        dx, _ = net.backward(list(map(data.join, data.dys)))
-        if grad_req == "add":
-            dx = total([exact(OLD), *[dx] * step.backwards], dtype)
-        check("input gradient", data.join(results), dx, dtype)
-
-    def gradients(self):
-        """{(number of a layer, name, context): gradient} of all that have one."""
-        return {
-            (number, name, k): gradient
-            for number, layer in enumerate(self._program.layers)
-            for name in layer.grad_reqs()
-            for k, gradient in enumerate(self._arrays(number, name, "grad"))
-        }
-
-    def check_gradients(self, step, data, net, former):
-        """Compare gradients on each context with the oracle's and the `former` ones."""
-        fresh = {}
-        _, elements = net.backward(list(map(data.join, data.dys)))
-        for number, columns in enumerate(elements):
-            for name, uses in zip(PARAMETERS, columns):
-                sums = [self._sums(use, data) for use in uses]
-                parts = [total(terms, self._kind) for terms in zip(*sums)]
-                for k, part in zip(data.active, parts):
-                    fresh[number, name, k] = part
-                if self._program.way == "parallel":  # each device has the sum
-                    for k in range(self._program.contexts):
-                        fresh[number, name, k] = total(parts, self._kind)
-        for key, result in self.gradients().items():
-            number, name, k = key
-            grad_req = self._program.layers[number].grad_reqs()[name]
-            expected = exact(former[key])
-            if grad_req == "add" and key in fresh:
-                terms = [expected, *[fresh[key]] * step.backwards]
-                expected = total(terms, self._kind)
-            elif key in fresh:
-                expected = fresh[key]
-            where = f"d{name} of layer {number} on cpu({k})"
-            check(where, result, expected, self._kind)
-
-    def _sums(self, elements, data):
-        """Yield the sums over the rows of each active context."""
-        axes, _ = reference.reduction_axes(elements.value, self._program.axis)
-        bounds = np.cumsum([data.rows[k] for k in data.active])[:-1]
-        shards = [np.split(v, bounds, self._program.batch_axis) for v in elements]
-        for value, error in zip(*shards):
-            yield stored(Value(value.sum(axes), error.sum(axes)), self._kind)

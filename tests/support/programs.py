@@ -1,13 +1,11 @@
-"""Random training programs: a strategy of hypothesis, their nets, and their data.
+"""Random training programs of layers: a strategy of hypothesis, their nets and data.
 
-A program is data: a small net, where and how it runs, and its steps. Each choice begins
-with the simplest value, to which hypothesis reduces a program that fails.
+A program is data: a small net, how it runs, and its steps. Each choice begins with the
+simplest value, to which hypothesis reduces a program that fails.
 """
 
-from dataclasses import dataclass
-from typing import List, Optional
+from types import SimpleNamespace
 
-import gluon_syncbn
 from gluon_syncbn import SyncBatchNorm
 
 import mxnet as mx
@@ -21,65 +19,6 @@ from support.helpers import cpus, set_mode
 AWKWARD = -0.5, 0, 1e-6, -1e-12, 3  # gammas, of which some cannot be divided by
 
 
-@dataclass
-class Layer:
-    """Arguments of a SyncBatchNorm, and its parameters."""
-
-    momentum: float
-    epsilon: float
-    scale: bool
-    center: bool
-    unbiased_running_var: bool
-    activation: Optional[str]
-    slope: Optional[float]
-    gamma_grad_req: str
-    beta_grad_req: str
-    gammas: str  # "ones" (all values as initialized), "normal" or "awkward"
-
-    def grad_reqs(self):
-        """Return the grad_req of each parameter that has a gradient."""
-        found = {
-            "gamma": self.gamma_grad_req if self.scale else "null",
-            "beta": self.beta_grad_req if self.center else "null",
-        }
-        return {
-            name: grad_req for name, grad_req in found.items() if grad_req != "null"
-        }
-
-
-@dataclass
-class Step:
-    """One thing that the program does.
-
-    kind is "train", "train_unrecorded", "predict" or "predict_recorded". rows has an
-    element for each context: None without a shard, 0 for an empty shard.
-    """
-
-    kind: str
-    rows: List[Optional[int]]
-    backwards: int = 1  # through the one graph
-
-
-@dataclass
-class Program:
-    seed: int  # decides all values
-    way: str  # "devices", "parallel" or "plain_loop"
-    contexts: int
-    mode: str
-    uses: List[int]  # numbers of layers that are called with the batch
-    bare: bool  # the layer itself is the net
-    convolutions: bool  # around layers, for oneDNN's layouts
-    dtype: str
-    shape: List[int]  # 0 stands for the rows
-    batch_axis: int
-    axis: int
-    data: str
-    x_grad_req: str
-    numpy: bool  # arrays of mx.np
-    layers: List[Layer]
-    steps: List[Step]
-
-
 def one_of(*values):
     return st.sampled_from(values)
 
@@ -91,10 +30,9 @@ def once_in(count):
 
 @st.composite
 def programs(draw):
-    contexts = draw(one_of(2, 1, 2, 2, 3, 3, 4))
-    way = draw(one_of("devices", "devices", "parallel", "plain_loop"))
     dtype = draw(one_of("float32", "float32", "float64", "float16"))
     ndim = draw(st.integers(2, 5))
+    # Convolutions around layers bring in oneDNN's layouts.
     convolutions = ndim == 4 and dtype == "float32" and draw(st.booleans())
     axis = 1 if convolutions else draw(st.integers(0, ndim - 1))
     others = [k for k in range(ndim) if k != axis]
@@ -105,17 +43,16 @@ def programs(draw):
     if draw(once_in(10)):
         shape[draw(one_of(*others))] = 700  # enough for several threads
     shape[axis] = draw(one_of(8, 16) if convolutions else one_of(1, 2, 3, 5, 9, 70))
-    shape[batch_axis] = 0
+    shape[batch_axis] = 0  # stands for the rows
+    # The numbers of the layers that are called with the batch.
     uses = draw(one_of([0], [0], [0], [0, 1], [0, 0], [0, 1, 0]))
     x_grad_req = draw(one_of("write", "write", "add", "null"))
     layer = layers(needs_gradient=x_grad_req == "null", dtype=dtype)
-    program = Program(
-        seed=draw(st.integers(0, 2**32 - 1)),
-        way=way,
-        contexts=contexts,
+    program = SimpleNamespace(
+        seed=draw(st.integers(0, 2**32 - 1)),  # decides all values
+        contexts=draw(one_of(2, 1, 2, 2, 3, 3, 4)),
         mode=draw(one_of("imperative", "hybridize", "static_alloc", "static_shape")),
         uses=uses,
-        bare=uses == [0] and not convolutions and draw(st.booleans()),
         convolutions=convolutions,
         dtype=dtype,
         shape=shape,
@@ -123,9 +60,8 @@ def programs(draw):
         axis=axis - ndim if draw(once_in(3)) else axis,
         data=draw(one_of("normal", "drifting", "far", "constant", "small")),
         x_grad_req=x_grad_req,
-        numpy=draw(once_in(5)),
+        numpy=draw(once_in(5)),  # arrays of mx.np
         layers=[draw(layer) for _ in range(1 + max(uses))],
-        steps=[],
     )
     program.steps = draw(st.lists(steps(program), min_size=1, max_size=6))
     return program
@@ -137,7 +73,7 @@ def layers(draw, needs_gradient, dtype):
     grad_reqs = ["write"] if needs_gradient else ["write", "write", "add", "null"]
     # Outputs of float16 overflow with a smaller one and the statistics of one row.
     epsilons = (1e-3, 0.5) if dtype == "float16" else (1e-5, 1e-3, 0.5)
-    return Layer(
+    options = SimpleNamespace(
         momentum=draw(one_of(0.9, 0.5, 0.0, 1.0)),
         epsilon=draw(one_of(*epsilons)),
         scale=needs_gradient or not draw(once_in(5)),
@@ -145,8 +81,12 @@ def layers(draw, needs_gradient, dtype):
         unbiased_running_var=draw(once_in(3)),
         activation=activation,
         slope=draw(one_of(0.0625, 0.25)) if activation == "leaky_relu" else None,
+    )
+    return SimpleNamespace(
+        options=options,
         gamma_grad_req=draw(one_of(*grad_reqs)),
         beta_grad_req=draw(one_of(*grad_reqs)),
+        # If "ones", all parameters and statistics are as initialized.
         gammas=draw(one_of("ones", "normal", "normal", "awkward")),
     )
 
@@ -154,28 +94,14 @@ def layers(draw, needs_gradient, dtype):
 @st.composite
 def steps(draw, program):
     others = "train_unrecorded", "predict", "predict_recorded"
-    kind, rows = draw(one_of(*["train"] * 6, *others)), draw(rows_of(program))
-    if not any(rows):
-        rows[rows.index(0)] = 1
-    return Step(kind, rows, backwards=1 + (kind == "train" and draw(once_in(7))))
-
-
-@st.composite
-def rows_of(draw, program):
-    count = program.contexts
-    if program.way == "parallel":
-        # Split as make_parallel does.
-        total = draw(st.integers(1, 3 * count))
-        active = min(total, count)
-        share, more = divmod(total, active)
-        shares = [share + (k < more) for k in range(active)]
-        return shares + [None] * (count - active)
-    rows = [draw(st.integers(1, 4)) for _ in range(count)]
-    # The float32 convolutions around a layer refuse empty shards.
-    alone = program.bare or program.dtype != "float32"
-    if alone and program.way == "devices" and draw(once_in(5)):
+    kind, count = draw(one_of(*["train"] * 6, *others)), program.contexts
+    rows = [draw(st.integers(1, 4)) for _ in range(count)]  # a number a context
+    # oneDNN's operators, beside a layer and in its graph, refuse an empty shard.
+    is_plain = program.mode == "imperative" and not program.convolutions
+    if count > 1 and (is_plain or program.dtype != "float32") and draw(once_in(5)):
         rows[draw(st.integers(0, count - 1))] = 0
-    return rows
+    backwards = 1 + (kind == "train" and draw(once_in(7)))  # through the one graph
+    return SimpleNamespace(kind=kind, rows=rows, backwards=backwards)
 
 
 # ---- Nets and data.
@@ -184,8 +110,7 @@ def rows_of(draw, program):
 class Uses(Function):
     """Layers that are called with the batch; each call gives an output.
 
-    An identity precedes and follows each layer: an exact convolution, which brings in
-    oneDNN's layouts, or nothing.
+    An identity precedes and follows each layer: an exact convolution, or nothing.
     """
 
     def __init__(self, program, layers):
@@ -207,27 +132,16 @@ class Uses(Function):
 
 def make_net(program):
     """Return the net on its contexts, and its layers."""
-    contexts = cpus(program.contexts)
     rng = np.random.default_rng(program.seed)
     norms = [_norm(program, layer, rng) for layer in program.layers]
-    net = norms[0] if program.bare else Uses(program, norms)
+    net = Uses(program, norms)
     net.cast(program.dtype)
-    if program.way == "parallel":
-        # Conversion would take the layers' settings away.
-        gluon_syncbn.make_parallel(
-            net, contexts, sync_bn=False, batch_axis=program.batch_axis
-        )
-    elif program.way == "plain_loop":
-        gluon_syncbn.allow_plain_loop(net)
-    net.initialize(ctx=contexts)
+    net.initialize(ctx=cpus(program.contexts))
     return set_mode(net, program.mode), norms
 
 
 def _norm(program, layer, rng):
-    channels = program.shape[program.axis]
-    arguments = {**vars(layer), "in_channels": channels}
-    for name in "gamma_grad_req", "beta_grad_req", "gammas":
-        del arguments[name]
+    channels, values = program.shape[program.axis], {}
     if layer.gammas != "ones":
         values = {
             "gamma": rng.normal(0, 1, channels),
@@ -237,41 +151,23 @@ def _norm(program, layer, rng):
         }
         if layer.gammas == "awkward":
             values["gamma"] = rng.choice(AWKWARD, channels)
-        for name, value in values.items():
-            arguments[f"{name}_initializer"] = mx.init.Constant(value)
-    norm = SyncBatchNorm(axis=program.axis, **arguments)
-    for name in "gamma", "beta":
-        getattr(norm, name).grad_req = layer.grad_reqs().get(name, "null")
+    values = {f"{n}_initializer": mx.init.Constant(v) for n, v in values.items()}
+    arguments = {"axis": program.axis, "in_channels": channels, **vars(layer.options)}
+    norm = SyncBatchNorm(**arguments, **values)
+    if layer.options.scale:
+        norm.gamma.grad_req = layer.gamma_grad_req
+    if layer.options.center:
+        norm.beta.grad_req = layer.beta_grad_req
     return norm
 
 
-class Data:
-    """The inputs of the net in one step, and the gradients of its outputs.
-
-    `active` are the contexts with a shard, even an empty one. `x` has the shard of each
-    context, None for a skipped one, and `dys` has the same for each output.
-    """
-
-    def __init__(self, program, number, step):
-        self.rows = [rows or 0 for rows in step.rows]
-        self.active = [k for k, rows in enumerate(step.rows) if rows is not None]
-        self._axis = program.batch_axis
-        rng = np.random.default_rng([program.seed, number])
-        shape = list(program.shape)
-        shape[self._axis] = sum(self.rows)
-        self.x = self.split(_random(program, shape, rng).astype(program.dtype))
-        self.dys = [
-            self.split(rng.normal(size=shape).astype(program.dtype))
-            for _ in program.uses
-        ]
-
-    def split(self, whole):
-        shards = np.split(whole, np.cumsum(self.rows)[:-1], self._axis)
-        return [shard if k in self.active else None for k, shard in enumerate(shards)]
-
-    def join(self, shards):
-        """Join the shards of the active contexts."""
-        return np.concatenate([shards[k] for k in self.active], self._axis)
+def make_data(program, number, step):
+    """Return the batch of a step, and the gradient of each output."""
+    rng = np.random.default_rng([program.seed, number])
+    shape = list(program.shape)
+    shape[program.batch_axis] = sum(step.rows)
+    dys = [rng.normal(size=shape) for _ in program.uses]
+    return [a.astype(program.dtype) for a in (_random(program, shape, rng), *dys)]
 
 
 def _random(program, shape, rng):

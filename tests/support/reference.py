@@ -30,14 +30,6 @@ def activate(z, function, slope=0.0):
     return np.where(z > 0, z, (0.0 if function == "relu" else slope) * z)
 
 
-def activation_gradient(z, function, slope=0.0):
-    """f'(z); at the kink 0 it is the slope of the negative side, as in MXNet."""
-    z = np.asarray(z, np.float64)
-    if function in (None, "identity"):
-        return np.ones_like(z)
-    return np.where(z > 0, 1.0, 0.0 if function == "relu" else slope)
-
-
 def reconstruction_error(dtype, function, x_hat):
     """Return the largest error of an x_hat that is reconstructed from a stored y.
 
@@ -48,12 +40,6 @@ def reconstruction_error(dtype, function, x_hat):
     if function not in ("identity", "leaky_relu"):
         return 0.0
     return _PRECISION[str(dtype)][0] * (x_hat + 8)
-
-
-def update_running(running, batch_stat, momentum):
-    """momentum * running + (1 - momentum) * batch_stat."""
-    running = np.asarray(running, np.float64)
-    return momentum * running + (1 - momentum) * np.asarray(batch_stat, np.float64)
 
 
 def inference_forward(x, gamma, beta, running_mean, running_var, axis=1, eps=1e-5):
@@ -67,29 +53,6 @@ def inference_forward(x, gamma, beta, running_mean, running_var, axis=1, eps=1e-
     return (x - mean) / np.sqrt(var + eps) * gamma + beta
 
 
-def inference_backward(x, dy, gamma, running_mean, running_var, axis=1, eps=1e-5):
-    """Return gradients of sum(y * dy), y = inference_forward(...).
-
-    Returns
-    -------
-    dx, dgamma, dbeta : float64 arrays
-    """
-    dy = np.asarray(dy, np.float64)
-    axes, shape = reduction_axes(dy, axis)
-    ones, zeros = np.ones(np.shape(gamma)), np.zeros(np.shape(gamma))
-    x_hat = inference_forward(x, ones, zeros, running_mean, running_var, axis, eps)
-    inv_std = 1 / np.sqrt(np.asarray(running_var, np.float64) + eps)
-    dx = dy * (np.asarray(gamma, np.float64) * inv_std).reshape(shape)
-    return dx, (dy * x_hat).sum(axes), dy.sum(axes)
-
-
-def conditioning(x, axis=1, eps=1e-5):
-    """Return the largest |mean| / sqrt(var + eps) of all channels."""
-    channels = np.shape(x)[axis]
-    _, mean, _, inv_std = forward(x, np.ones(channels), np.zeros(channels), axis, eps)
-    return float(np.max(np.abs(mean) * inv_std, initial=0.0))
-
-
 def tolerance(dtype, count=1, conditioning=0.0, scale=1.0):
     r"""Return bounds of a right result: |result - expected| <= atol + rtol |expected|.
 
@@ -97,7 +60,7 @@ def tolerance(dtype, count=1, conditioning=0.0, scale=1.0):
     ----------
     dtype : what the compared array is stored in ("float16", "float32", "float64").
     count : elements of one channel in the whole batch.
-    conditioning : |mean| / std, see `conditioning`.
+    conditioning : the largest |mean| / std of all channels.
     scale : size of the largest terms that are added to give the result. For y that is
         max|gamma x_hat| + max|beta|; for dx, max|gamma inv_std dy|; for sums such as
         dgamma and dbeta, the sum of the absolute terms; for a running statistic, its
