@@ -6,7 +6,6 @@ consist of our layers alone, and all else is copies.
 """
 
 from gluon_syncbn import Devices, SyncBatchNorm
-from gluon_syncbn.native.library import load
 
 import mxnet as mx
 import numpy as np
@@ -117,15 +116,3 @@ def test_cuda_graphs_are_refused(monkeypatch):
     text = r"'\w+' .*gpu\(0\).*MXNET_ENABLE_CUDA_GRAPHS=1"
     with autograd.record(), pytest.raises(mx.MXNetError, match=text):
         net(x).wait_to_read()
-
-
-def test_memory_is_mxnets():
-    """A layer allocates nothing beside MXNet's pool, also where it keeps x."""
-    contexts = gpus(1)
-    count = getattr(load(), "emulated_cuda_allocations", None)
-    if count is None:
-        pytest.skip("counts the calls of an emulated runtime")
-    net = make_net(contexts)
-    net[0].gamma.set_data(mx.nd.zeros(6, dtype="float64"))  # x of all channels is kept
-    results(*queue(net, contexts, 0))
-    assert count() == 0

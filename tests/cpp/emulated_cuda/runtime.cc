@@ -44,11 +44,6 @@ int Allocations() { return allocations; }
 
 }  // namespace emulated
 
-// tests/layer/test_gpu_contexts.py calls this.
-extern "C" __attribute__((visibility("default"))) int emulated_cuda_allocations() {
-  return allocations;
-}
-
 const char* cudaGetErrorString(cudaError_t /*status*/) { return "out of memory"; }
 const char* cudaGetErrorName(cudaError_t /*status*/) { return "cudaErrorMemoryAllocation"; }
 cudaError_t cudaGetLastError() { return cudaSuccess; }
