@@ -64,7 +64,7 @@ def train(net, trainer, batches, sizes):
     mx.nd.waitall()  # MXNet may hang where a kvstore ends with work in flight
     return np.array(losses)
 
-sampler = distributed.ShardSampler(13, 4, seed=1)
+sampler = distributed.ShardSampler(13, 3, seed=1)
 batches = [rows for epoch in range(3) for rows in sampler]  # the last wraps around
 whole = [a + b for a, b in zip(*MPI.COMM_WORLD.allgather(batches))]
 for kind in sys.argv[1:]:
@@ -80,7 +80,7 @@ for kind in sys.argv[1:]:
     copy_parameters(net, single)
     one = mx.gluon.Trainer(single.collect_params(), *SGD)
     # A server's optimizer keeps the size of the first step.
-    sizes = list(map(len, whole)) if is_ours else [4] * len(whole)
+    sizes = list(map(len, whole)) if is_ours else [3] * len(whole)
     own_sizes = map(len, batches) if is_ours else sizes
     losses = MPI.COMM_WORLD.allreduce(train(net, trainer, batches, own_sizes))
     expected = [train(single, one, whole, sizes), *values(single)]
