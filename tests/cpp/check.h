@@ -2,7 +2,6 @@
 // Several threads may check at once.
 #pragma once
 #include <atomic>
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -116,8 +115,4 @@ inline void Parallel(int threads, const std::function<void(int)>& function) {
   std::vector<std::thread> running;
   for (int i = 0; i < threads; ++i) running.emplace_back(function, i);
   for (auto& thread : running) thread.join();
-}
-
-inline void Sleep(int milliseconds) {
-  std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
 }
