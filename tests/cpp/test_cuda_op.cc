@@ -147,7 +147,7 @@ void StepOfNewLayer(int64_t rows) {
 // freed.
 void TestMemory() {
   for (int64_t rows : {3, 30, 300, 30}) StepOfNewLayer(rows);
-  CHECK_EQ(emulated::Allocations(), 0, "memory beside the framework's");
+  CHECK_EQ(emulated::allocations.load(), 0, "memory beside the framework's");
   CHECK_EQ(pieces_taken[1], 1, "pinned");
   CHECK_EQ(pieces_back[1], 0);
   CHECK_EQ(pieces_taken[0] - pieces_back[0], 2, "workspace and vectors of the lane");
@@ -168,9 +168,9 @@ void TestFailures(const Setting& setting) {
   for (int calls = 0; failed; ++calls) {
     Shard shard(DType::kFloat32, 3, 0, setting);
     emulated::Device() = 9;
-    emulated::FailAfter(calls);
+    emulated::calls_left = calls;
     const std::string text = ErrorOf([&] { shard.Step(layer.get(), setting); });
-    emulated::FailAfter(-1);
+    emulated::calls_left = -1;
     failed = text != kNoError;
     if (failed) {
       CHECK(text.find("SyncBatchNorm 'norm3', ") == 0, text);
