@@ -36,9 +36,8 @@ struct Pending {
 
 struct Actor {
   int rank, id;
-  Time begins;     // the next phase, if the actor is late
   int phases = 0;  // begun phases; a step has two
-  bool was_late = false, over = false;
+  bool over = false;
   std::array<Ticket, 3> tickets{};
   std::vector<Pending> pending{};
 };
@@ -56,7 +55,7 @@ class Program {
       ranks_.push_back(std::make_unique<Rank>(network, rank));
       devices_.push_back(1 + Below(size > 13 ? 1 : 3));
       if (Below(3) > 0) some_.push_back(rank);
-      for (int id = 0; id < devices_.back(); ++id) actors_.push_back({rank, id, Later(300)});
+      for (int id = 0; id < devices_.back(); ++id) actors_.push_back({rank, id});
     }
   }
 
@@ -82,9 +81,6 @@ class Program {
 
  private:
   int Below(int size) { return static_cast<int>(random_() % static_cast<uint32_t>(size)); }
-  Time Later(int most_milliseconds) {
-    return now_ + std::chrono::milliseconds(Below(most_milliseconds));
-  }
 
   // True if all actors of this rank, or of all ranks, are over.
   bool AreOver(int rank) const {
@@ -130,13 +126,12 @@ class Program {
 
   // True if the actor need not wait.
   bool Advance(Actor* actor) {
-    if (now_ < actor->begins) return false;
     Rank* const rank = ranks_[actor->rank].get();
     // Each wait stands for a thread, so it ends by itself.
     for (const Pending& pending : actor->pending) rank->IsOver(pending.waiting, now_);
     for (const Pending& pending : actor->pending) {
       const syncbn::Exchange& exchange = *pending.waiting.exchange;
-      // The timeout, the time in which others are late, and the patience of the tree.
+      // The timeout, and the patience of the tree while messages are late.
       const std::chrono::milliseconds most(exchange.ranks.size() > 32 ? 5550 : 2950);
       CHECK(now_ - pending.waiting.start < most, size_, " end ", static_cast<int>(end_));
       if (!exchange.error.empty()) throw syncbn::Error(exchange.error);
@@ -150,11 +145,7 @@ class Program {
       return false;
     }
     if (actor->rank == culprit_ && actor->phases >= phases_ - 2 && Ends(actor->rank)) return false;
-    actor->was_late = !actor->was_late && Below(16) == 0;
-    if (actor->was_late) {
-      actor->begins = Later(400);
-      return false;
-    }
+    if (Below(16) == 0) return false;  // the actor is late
     Begin(actor);
     return true;
   }
