@@ -1,4 +1,4 @@
-"""The build of the CUDA kernels: architectures, no spills, an error without nvcc.
+"""The build of the CUDA kernels: architectures, an error without nvcc.
 
 tests/cpp runs the kernels on an emulated GPU; test_build.py builds without CUDA.
 """
@@ -12,10 +12,6 @@ import gluon_syncbn
 
 import pytest
 from support.helpers import ROOT
-
-SOURCES = sorted((ROOT / "src/kernels/cuda").glob("*.cu"))
-# The library's objects; src/keep_report.sh keeps ptxas's report beside each.
-BUILT = ROOT / "build/native/CMakeFiles/gluon_syncbn_objects.dir/kernels/cuda"
 
 # The build takes the first architecture of each; its code runs on the later ones.
 GENERATIONS = {5, 6, 7, 8, 9}
@@ -46,25 +42,6 @@ def test_library_has_an_architecture_of_each_generation(nvcc):
     expected = {int(n) // 10 for n in re.findall(r"compute_(\d+)\b", known)}
     assert {int(name[:2]) // 10 for name in real} == expected & GENERATIONS
     assert virtual == real[-1].replace("real", "virtual")
-
-
-@pytest.mark.usefixtures("nvcc")
-@pytest.mark.skipif(
-    not (BUILT / f"{SOURCES[0].name}.o").exists(),
-    reason="the package was not built in this checkout",
-)
-@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
-def test_no_local_memory(source):
-    """No register spills: a spill is slow, and a change can add one unseen."""
-    report = (BUILT / f"{source.name}.o.txt").read_text()
-    kernels = re.findall(r"Compiling entry function '\w+' for '(\w+)'", report)
-    built_for = gluon_syncbn.features()["cuda_architectures"]
-    assert {f"sm_{name[:-5]}" for name in built_for if "real" in name} == set(kernels)
-    frames = re.findall(
-        r"for (\S+)\s+(\d+) bytes stack frame, (\d+) bytes spill stores", report
-    )
-    assert len(frames) == len(kernels) > 0
-    assert [frame for frame in frames if frame[1:] != ("0", "0")] == []
 
 
 def test_asked_for_cuda_without_nvcc(tmp_path):
