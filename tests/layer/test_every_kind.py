@@ -97,7 +97,9 @@ class Nets:
             assert np.array_equal(before, self.statistics()) != trains
             if not trains:
                 expected = [
-                    reference.inference_forward(part, *IDENTITY, *statistics, 1, self.eps)
+                    reference.inference_forward(
+                        part, *IDENTITY, *statistics, 1, self.eps
+                    )
                     for part, statistics in zip(parts, before)
                 ]
             else:
