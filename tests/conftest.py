@@ -1,4 +1,4 @@
-"""Fixtures of all tests: devices that are closed, and short timeouts.
+"""Fixtures of all tests: devices, and short timeouts.
 
 A wait that would hang must fail in seconds, and must leave nothing to the next test.
 """
@@ -51,7 +51,7 @@ def short_timeout():
 
 @pytest.fixture
 def ctrl_c():
-    """SIGINT as in a terminal, here and in children: background jobs ignore it."""
+    """Handle SIGINT as in a terminal, also in children. Background jobs ignore it."""
     former = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, former)

@@ -1,4 +1,4 @@
-"""Converting, reverting and freezing, wherever a net has its batch normalization."""
+"""Blocks and nodes of every kind are converted, reverted and frozen, or named."""
 
 import warnings
 from functools import partial

@@ -1,4 +1,4 @@
-"""Memory does not grow, and is kept unless refused."""
+"""Memory of a process does not grow, and inputs of layers are freed in time."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""SymbolBlocks: layers that are nodes in a graph, of SyncBatchNorm or converted."""
+"""Layers in the graph of a SymbolBlock: exported SyncBatchNorms and converted nodes."""
 
 import copy
 import warnings
