@@ -125,22 +125,27 @@ TEST(TimeoutNamesWhoIsMissing) {
   CheckHas(text, "SyncBatchNorm 'all', forward: waited 60 s for 1 of 3 devices");
   CheckHas(text, "Arrived: cpu(0) with shape (0), cpu(2) with shape (2). Missing: cpu(1).");
   CHECK_EQ(other_waiting.exchange->error, "SyncBatchNorm 'some', forward: " + text);
+  layer.table.Fail("a later failure", false);
+  CHECK_EQ(layer.table.Failure(), text);
   layer.table.Reset();
   CheckHas(ErrorOf([&] { layer.Arrive(layer.Of(1, 0, Phase::kBackward), &tickets[1]); }),
            "recover() or a conversion of the net");
 }
 
 TEST(ContributionsThatDoNotFitTogether) {
-  for (const bool is_longer : {false, true}) {
+  const char* const errors[] = {"epsilon=0, num_devices=2, but cpu(1) has channels=2",
+                                "epsilon=0, num_devices=2, but cpu(1) has channels=1",
+                                "forward: all places must contribute 1 numbers"};
+  for (int fault = 0; fault < 3; ++fault) {
     Layer layer(2);
     Contribution second = layer.Of(1);
-    if (is_longer) second.numbers = Numbers(2);
-    if (!is_longer) second.devices = 3;
+    if (fault == 0) second.signature.channels = 2;
+    if (fault == 1) second.devices = 3;
+    if (fault == 2) second.numbers = Numbers(2);
     const Waiting waiting = layer.Arrive(layer.Of(0));
     const std::string text = ErrorOf([&] { layer.Arrive(second); });
     CHECK_EQ(waiting.exchange->error, text);
-    CheckHas(text, is_longer ? "forward: all places must contribute 1 numbers"
-                             : "epsilon=0, num_devices=2, but cpu(1) has channels=1");
+    CheckHas(text, errors[fault]);
   }
 }
 
