@@ -84,12 +84,12 @@ TEST(RandomThreads) {
 
 // ---- failures ----------------------------------------------------------------------------------
 
-// A layer on `size` devices with a table of its own. Each device contributes one number.
-struct Layer {
-  explicit Layer(size_t devices) : size(devices) {}
+// The only rank of a program. Its layers are on `size` devices, which contribute one number each.
+struct OneRank : Rank {
+  explicit OneRank(size_t devices) : Rank(std::make_shared<Network>(1), 0), size(devices) {}
 
   Contribution Of(int id, double number = 0, Phase phase = Phase::kForward) {
-    Contribution own = ::Of(&members(), id, number);
+    Contribution own = ::Of(&layers[0], id, number);
     own.phase = phase;
     own.devices = size;
     return own;
@@ -98,37 +98,34 @@ struct Layer {
   // A device arrives and does not wait.
   Waiting Arrive(const Contribution& own, Ticket* ticket = nullptr) {
     Ticket scratch;
-    return table.Arrive(own, ticket == nullptr ? &scratch : ticket, Time());
+    return Rank::Arrive(own, ticket == nullptr ? &scratch : ticket, Time());
   }
   void Call(const std::vector<int>& ids, Ticket* tickets = nullptr) {
     for (const int id : ids) Arrive(Of(id), tickets == nullptr ? nullptr : &tickets[id]);
   }
 
-  Members& members() { return table.layers[0]; }
-
-  size_t size;
-  Rank table{std::make_shared<Network>(1), 0};
+  const size_t size;
 };
 
 // The first failure ends the calls of all layers of the process.
 TEST(TimeoutNamesWhoIsMissing) {
-  Layer layer(3);
+  OneRank rank(3);
   Ticket tickets[3];
-  layer.Call({0, 1, 2}, tickets);
-  Contribution other = layer.Of(1);
-  other.members = &layer.table.layers[1];
-  const Waiting other_waiting = layer.Arrive(other), waiting = layer.Arrive(layer.Of(0));
-  layer.Call({2});
-  CHECK(!layer.table.IsOver(waiting, Time(std::chrono::seconds(59))));
-  CHECK(layer.table.IsOver(waiting, Time(std::chrono::seconds(60))));
-  const std::string text = layer.table.Failure();
+  rank.Call({0, 1, 2}, tickets);
+  Contribution other = rank.Of(1);
+  other.members = &rank.layers[1];
+  const Waiting other_waiting = rank.Arrive(other), waiting = rank.Arrive(rank.Of(0));
+  rank.Call({2});
+  CHECK(!rank.IsOver(waiting, Time(std::chrono::seconds(59))));
+  CHECK(rank.IsOver(waiting, Time(std::chrono::seconds(60))));
+  const std::string text = rank.Failure();
   CheckHas(text, "SyncBatchNorm 'all', forward: waited 60 s for 1 of 3 devices");
   CheckHas(text, "Arrived: cpu(0) with shape (0), cpu(2) with shape (2). Missing: cpu(1).");
   CHECK_EQ(other_waiting.exchange->error, "SyncBatchNorm 'some', forward: " + text);
-  layer.table.Fail("a later failure", false);
-  CHECK_EQ(layer.table.Failure(), text);
-  layer.table.Reset();
-  CheckHas(ErrorOf([&] { layer.Arrive(layer.Of(1, 0, Phase::kBackward), &tickets[1]); }),
+  rank.Fail("a later failure", false);
+  CHECK_EQ(rank.Failure(), text);
+  rank.Reset();
+  CheckHas(ErrorOf([&] { rank.Arrive(rank.Of(1, 0, Phase::kBackward), &tickets[1]); }),
            "recover() or a conversion of the net");
 }
 
@@ -137,13 +134,13 @@ TEST(ContributionsThatDoNotFitTogether) {
                                 "epsilon=0, num_devices=2, but cpu(1) has channels=1",
                                 "forward: all places must contribute 1 numbers"};
   for (int fault = 0; fault < 3; ++fault) {
-    Layer layer(2);
-    Contribution second = layer.Of(1);
+    OneRank rank(2);
+    Contribution second = rank.Of(1);
     if (fault == 0) second.signature.channels = 2;
     if (fault == 1) second.devices = 3;
     if (fault == 2) second.numbers = Numbers(2);
-    const Waiting waiting = layer.Arrive(layer.Of(0));
-    const std::string text = ErrorOf([&] { layer.Arrive(second); });
+    const Waiting waiting = rank.Arrive(rank.Of(0));
+    const std::string text = ErrorOf([&] { rank.Arrive(second); });
     CHECK_EQ(waiting.exchange->error, text);
     CheckHas(text, errors[fault]);
   }
@@ -153,48 +150,47 @@ TEST(ContributionsThatDoNotFitTogether) {
 
 // A device calls that the caller does not expect, as after a graph was moved.
 TEST(AnotherDeviceThanExpected) {
-  Layer layer(2);
-  Contribution own = layer.Of(2);
+  OneRank rank(2);
+  Contribution own = rank.Of(2);
   const std::set<Device> expected{Cpu(0), Cpu(1)};
   own.expected = &expected;
-  CHECK(layer.table.IsOver(layer.Arrive(own), Time(std::chrono::seconds(60))));
-  CheckHas(layer.table.Failure(),
-           "num_devices=2, but cpu(2) calls the layer as well as cpu(0), cpu(1)");
+  CHECK(rank.IsOver(rank.Arrive(own), Time(std::chrono::seconds(60))));
+  CheckHas(rank.Failure(), "num_devices=2, but cpu(2) calls the layer as well as cpu(0), cpu(1)");
 }
 
 // A third device looks like a net that has moved, until one of the old devices calls again. The
 // old device's number must not be reduced with the third device's.
 TEST(MoreDevicesThanTheLayerHas) {
   for (const Phase phase : {Phase::kForward, Phase::kBackward}) {
-    Layer layer(2);
+    OneRank rank(2);
     Ticket tickets[3];
-    layer.Call({0, 1}, tickets);
-    const Waiting third = layer.Arrive(layer.Of(2));
-    CheckHas(ErrorOf([&] { layer.Arrive(layer.Of(0, 0, phase), &tickets[0]); }),
+    rank.Call({0, 1}, tickets);
+    const Waiting third = rank.Arrive(rank.Of(2));
+    CheckHas(ErrorOf([&] { rank.Arrive(rank.Of(0, 0, phase), &tickets[0]); }),
              "num_devices=2, but cpu(0) calls the layer as well as cpu(2)");
     CHECK(third.exchange->over);
   }
-  Layer layer(2);
-  layer.Call({0, 1, 0});
-  CheckHas(ErrorOf([&] { layer.Call({2}); }), "num_devices=2, but cpu(2) calls the layer");
+  OneRank rank(2);
+  rank.Call({0, 1, 0});
+  CheckHas(ErrorOf([&] { rank.Call({2}); }), "num_devices=2, but cpu(2) calls the layer");
 }
 
 // A backward call has the participants of its forward call.
 TEST(ParticipantsChangeBetweenForwardAndBackward) {
-  Layer layer(3);
-  layer.table.SetParticipants(&layer.members(), {Cpu(0), Cpu(2)});
-  CheckHas(ErrorOf([&] { layer.Call({1}); }), "cpu(1) calls the layer as well as cpu(0), cpu(2)");
-  layer.table.Reset();
+  OneRank rank(3);
+  rank.SetParticipants(&rank.layers[0], {Cpu(0), Cpu(2)});
+  CheckHas(ErrorOf([&] { rank.Call({1}); }), "cpu(1) calls the layer as well as cpu(0), cpu(2)");
+  rank.Reset();
   Ticket tickets[3];
-  layer.Call({0, 2}, tickets);
-  layer.table.SetParticipants(&layer.members(), {});
-  layer.Call({0, 1});
+  rank.Call({0, 2}, tickets);
+  rank.SetParticipants(&rank.layers[0], {});
+  rank.Call({0, 1});
   Waiting waiting;
   for (const int id : {0, 2}) {
-    waiting = layer.Arrive(layer.Of(id, 10 * id, Phase::kBackward), &tickets[id]);
+    waiting = rank.Arrive(rank.Of(id, 10 * id, Phase::kBackward), &tickets[id]);
   }
   CHECK(waiting.exchange->result == Numbers{20});
-  CHECK(layer.Arrive(layer.Of(2)).exchange->over);
+  CHECK(rank.Arrive(rank.Of(2)).exchange->over);
 }
 
 }  // namespace
