@@ -3,7 +3,6 @@
 A wait that would hang must fail in seconds, and must leave nothing to the next test.
 """
 
-import faulthandler
 import os
 import signal
 
@@ -12,8 +11,6 @@ from gluon_syncbn.native import failures
 
 import pytest
 from support.helpers import cpus
-
-faulthandler.enable()
 
 
 def pytest_addoption(parser):

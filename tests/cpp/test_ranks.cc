@@ -214,7 +214,7 @@ class Program {
 
 TEST(RandomPrograms) {
   Program(1024, 0, End::kWell).Run();  // its tree has two levels below the root
-  const int programs = check::Rounds(check::Times(3000, 300));
+  const int programs = check::Rounds(3000, 300);
   for (int seed = 0; seed < programs; ++seed) {
     const End end = static_cast<End>(seed % kEnds);
     const int size = seed % 11 == 0 ? 30 + seed % 71 : (end == End::kWell ? 1 : 2) + seed % 13;
@@ -315,7 +315,7 @@ TEST(GroupsThatDiffer) {
 TEST(RandomMessages) {
   std::mt19937 random(7);
   const auto below = [&](size_t size) { return static_cast<int>(random() % size); };
-  const int messages = check::Rounds(check::Times(2'000'000, 100'000));
+  const int messages = check::Rounds(2'000'000, 100'000);
   for (int done = 0; done < messages;) {
     const int size = 2 + below(5) + (below(10) == 0 ? 60 : 0);
     Rank receiver = RankOf(below(size), size);

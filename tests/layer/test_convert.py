@@ -6,7 +6,6 @@ from gluon_syncbn import (
     SyncBatchNorm,
     convert_sync_batchnorm,
     make_parallel,
-    recover,
     revert_parallel,
     revert_sync_batchnorm,
 )
@@ -135,27 +134,3 @@ def test_what_a_subclass_does_is_never_lost():
         np.testing.assert_allclose(net(batch()).asnumpy(), expected, 1e-4, 1e-5)
     reverted = [type(layer) for layer in revert_sync_batchnorm(net)]
     assert reverted == [*classes[:3], nn.BatchNorm, SyncWithRelu, nn.BatchNorm]
-
-
-def test_other_settings_hold_without_a_new_trace(devices):
-    net = convert_sync_batchnorm(initialized(Nested(), devices.contexts), 1)
-    set_mode(net, "hybridize")
-    with autograd.record():
-        for context in devices.contexts[:1] * 2 + devices.contexts[1:]:
-            net(batch().copyto(context)).wait_to_read()  # one context at a time
-    graph, key = net._cached_op, net.head.key
-    convert_sync_batchnorm(net, 2, timeout=60)
-    with autograd.record():
-        devices.map(net, devices.split(batch()))
-    mx.nd.waitall()  # although cpu(0) has called the layers once more
-    convert_sync_batchnorm(net, timeout=0.1)
-    with pytest.raises(mx.MXNetError, match="for 1 of 2 devices"):
-        with autograd.record():
-            net(batch()).wait_to_read()
-    recover()
-    convert_sync_batchnorm(net, 1, nonfinite="skip")
-    mean = value(net.head.running_mean)
-    with autograd.record():
-        net(batch() * np.nan).wait_to_read()
-    assert (value(net.head.running_mean) == mean).all()
-    assert net._cached_op is graph and net.head.key == key

@@ -68,7 +68,6 @@ def test_names_that_numpy_has_are_left_alone():
 def test_one_version_for_all():
     """setup.py and the documentation read the same file."""
     version = gluon_syncbn.__version__
-    assert gluon_syncbn.features()["version"] == version
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert re.search(r"^## (\d.*)$", changes, re.MULTILINE).group(1) == version
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(
