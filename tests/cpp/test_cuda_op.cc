@@ -91,7 +91,7 @@ void* CurrentContext() {
   return context;
 }
 
-// A thread that has used no GPU has none after a call.
+// A thread without a current device has none after a call.
 void TestCurrentDevice() {
   syncbn::SyncBatchNorm layer(Setting().ToOptions(1), {"gpu", 0},
                               std::make_shared<syncbn::Layer>("layer"),

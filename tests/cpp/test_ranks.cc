@@ -25,7 +25,7 @@ using syncbn::Waiting;
 
 // ---- random programs ---------------------------------------------------------------------------
 
-// A program ends well, or by the deed of one rank, the culprit, in its last step.
+// A program ends well, or one rank, the culprit, ends it in its last step.
 enum class End { kWell, kStops, kFails, kLeaves, kDisagrees };
 constexpr int kEnds = 5;
 
@@ -180,7 +180,7 @@ class Program {
     }
   }
 
-  // Run the culprit's deed. Return true if it takes no more steps.
+  // Let the culprit end the program. Return true if it takes no more steps.
   bool Ends(int rank) {
     if (end_ == End::kWell || end_ == End::kDisagrees) return false;
     if (end_ == End::kFails) ranks_[rank]->Fail("the ship sinks", true);

@@ -74,7 +74,7 @@ distributed.broadcast_parameters(net, root=2)
 net(nd.ones((1, 3)))
 assert (net.weight.data() == 2).asnumpy().all()
 """,
-    # All ranks update what one has used, on one of its contexts; nothing else.
+    # All ranks update the parameters that any rank has used, and no others.
     "branches that not every rank uses": """
 contexts = [mx.cpu(0), mx.cpu(1)]
 net = nn.Sequential()

@@ -72,7 +72,7 @@ os._exit(0)
 
 
 def test_an_exception_on_one_rank_ends_the_others():
-    """The others get its text at once."""
+    """The other ranks get the text of its error at once."""
     program = """
 gluon_syncbn.set_timeout(60)
 def forward(x):
@@ -187,7 +187,7 @@ STEPS_APART = {  # one rank's code, and the error's words for both ranks
 
 
 def test_ranks_whose_steps_differ():
-    """An error on both at once, before anything is updated."""
+    """Both ranks get an error before anything is updated."""
     program = f"""
 def step(update=None):
     with autograd.record():

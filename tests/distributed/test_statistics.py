@@ -14,7 +14,7 @@ from gluon_syncbn import check_replicas, make_parallel, recompute_statistics
 from gluon_syncbn.native import failures
 from support.helpers import assert_near, cpus, value
 
-# For each rank its batches, on its contexts.
+# The rows of each rank's batches on each of its contexts.
 rows = [[[3, 2], [4], [1]], [[2], [5], [3]]]
 rng = np.random.default_rng(5)
 shards = [[rng.normal(3, 2, (sum(n), 3)) for n in of_rank] for of_rank in rows]
@@ -42,7 +42,7 @@ assert_same_bits(*statistics(layer))
 check_replicas(net)
 assert type(layer) is nn.BatchNorm
 
-# Normalized over both ranks in the first layer: the second one tells.
+# The second layer's inputs show that the first one normalizes over both ranks.
 net = nn.HybridSequential()
 for part in SyncBatchNorm(in_channels=3), nn.Activation('relu'), SyncBatchNorm():
     net.add(part)

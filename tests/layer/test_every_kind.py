@@ -36,7 +36,7 @@ def node(operator=mx.sym.BatchNorm, **options):
 
 
 def two_nodes():
-    """One layer, used twice, as a graph of our own layers that was exported."""
+    """Return a graph that uses one of our layers twice, as after an export."""
     layer = SyncBatchNorm(in_channels=3, num_devices=2)
     return SymbolBlock(layer(DATA) + 0 * layer(DATA), DATA)
 
@@ -91,7 +91,7 @@ class Nets:
             else:
                 with autograd.record():
                     ys = self.devices.map(net, shards)
-                # MXNet's own layer trains its statistics there.
+                # MXNet's own layer updates its statistics in backward.
                 self.devices.map(lambda y: y.backward(), ys)
             trains = kind in ("whole", "alone")
             assert np.array_equal(before, self.statistics()) != trains
@@ -151,7 +151,7 @@ def test_a_part_of_nets_that_were_called(kind, mode, count):
     nets.check("whole")
 
 
-# ---- What is not reached is named.
+# ---- Batch normalization that cannot be converted is named.
 
 
 class Own(HybridBlock):

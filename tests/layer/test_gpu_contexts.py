@@ -1,6 +1,6 @@
 """The layer in MXNet on GPU contexts.
 
-The tests need GPUs that MXNet's wheel has kernels for (sm_50 to sm_89), or those that
+The tests need GPUs that MXNet's wheel has kernels for (sm_50 to sm_89), or GPUs that
 scripts/check_gpu_wheel.py emulates. On these, MXNet's own operators do nothing, so nets
 consist of our layers alone, and all else is copies.
 """
@@ -48,7 +48,7 @@ def contexts(request):
 
 
 def make_net(contexts):
-    """Return two layers, the first with an activation, that are equal in each call."""
+    """Make two layers that are the same in each call; the first has an activation."""
     # MXNet keeps the momentum in float32, which loses nothing of this one.
     arguments = {"num_devices": len(contexts), "momentum": 0.875, "in_channels": 6}
     net, rng = nn.HybridSequential(), np.random.default_rng(4)

@@ -1,4 +1,4 @@
-"""Parameter files and exported symbols: nn.BatchNorm's, one set for all devices."""
+"""Parameter files, which nn.BatchNorm can load, and exported symbols."""
 
 from gluon_syncbn import SyncBatchNorm
 from gluon_syncbn.mxnet_private.parameters import contexts_of

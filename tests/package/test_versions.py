@@ -11,7 +11,7 @@ from support.helpers import ROOT, output_of, run_python
 
 
 def import_beside(folder, mxnet, program="import gluon_syncbn"):
-    """Run a program where MXNet consists of one line; return its last words."""
+    """Run a program where MXNet consists of one line; return its last line."""
     (folder / "mxnet.py").write_text(mxnet)
     path = f"{folder}:{ROOT}"
     return run_python(program, PYTHONPATH=path).stderr.splitlines()[-1]

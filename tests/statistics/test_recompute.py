@@ -254,7 +254,7 @@ def net_of_one(contexts, parallel):
 @pytest.mark.parametrize("mode", ["imperative", "static_shape"])
 @pytest.mark.parametrize("count, parallel", [(1, False), (1, True), (2, True)])
 def test_only_its_own_calls_count(count, parallel, mode):
-    """Pseudo-labels, and another thread that predicts, have the former statistics."""
+    """Predictions meanwhile, also in another thread, use the former statistics."""
     net = set_mode(net_of_one(cpus(count), parallel), mode)
     x, predictions = nd.array([[1000.0], [1000.0]]), []
 
