@@ -1,4 +1,4 @@
-"""Training of two processes equals that of one; MXNet's kvstore beside MPI.
+"""Two processes train like one; MXNet's kvstore beside MPI.
 
 Layers synchronize over MPI. MPI or the kvstore sums gradients: a scheduler, a server
 and two workers run here, as MXNet's tools/launch.py starts them.

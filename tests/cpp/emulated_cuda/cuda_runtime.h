@@ -63,7 +63,7 @@ extern "C" int* emulated_device();  // driver.c
 namespace emulated {
 
 constexpr int kDevices = 4, kMultiprocessors = 3;
-inline std::atomic<int> allocations{0};  // of device and pinned memory
+inline std::atomic<int> allocations{0};  // device and pinned memory
 // The number of calls of this thread before one fails; a negative number means that none fails.
 inline thread_local int calls_left = -1;
 
