@@ -128,7 +128,7 @@ def worker_variables():
     [("distributed", "workers"), pytest.param(("servers",), marks=pytest.mark.full)],
     ids="-".join,
 )
-def test_training_equals_that_of_one_process(kinds):
+def test_training_equals_one_process(kinds):
     """Our trainer sums gradients, or MXNet's kvstore does; workers or servers update.
 
     Each worker ends with status 0, although a net lives as long as the program.

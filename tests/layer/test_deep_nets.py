@@ -84,10 +84,8 @@ def initial_net():
 
 def train(norm, rows, mode="imperative", dtype="float32"):
     """Train on shards of `rows`; return outputs, gradients and parameters."""
-    net, contexts = (
-        deep_net(functools.partial(norm, momentum=MOMENTUM)),
-        cpus(len(rows)),
-    )
+    net = deep_net(functools.partial(norm, momentum=MOMENTUM))
+    contexts = cpus(len(rows))
     net.initialize(ctx=contexts)
     copy_parameters(initial_net(), net)
     net(nd.ones(SHAPE))  # a cast needs parameters that have values
