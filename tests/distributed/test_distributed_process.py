@@ -128,7 +128,7 @@ assert 'within 2 s' in text, text
 print('told', flush=True)
 """
     process = start(2, STEP + program)
-    output = finish(process, status=None)
+    output = finish(process)
     assert process.returncode != 0 and "told" in output, output
     assert "because one of them hangs after a failure" in output, output
 
@@ -140,6 +140,6 @@ if int(os.environ.get('PMI_RANK') or os.environ['OMPI_COMM_WORLD_RANK']) == 0:
 time.sleep(60)
 """
     process = start(2, program, init="")
-    output = finish(process, status=None)
+    output = finish(process)
     assert process.returncode == 1, output
     assert "gluon_syncbn.distributed.init()" in output and " 2 s" in output, output
