@@ -357,16 +357,7 @@ TEST(RandomMessages) {
   }
 }
 
-// After a failure a rank ends the others only if one of them does not leave. A rank that has left
-// goes on alone.
-TEST(RanksThatLeave) {
-  for (const bool both_leave : {true, false}) {
-    const auto network = std::make_shared<Network>(2);
-    Rank first(network, 0), second(network, 1);
-    first.Fail("the ship sinks", true);
-    if (both_leave) second.Leave();
-    CHECK_EQ(first.Disconnect(both_leave ? 1 : 0, 0.01), both_leave);
-  }
+TEST(ARankThatHasLeftGoesOnAlone) {
   Rank alone = RankOf(1);
   alone.Leave();
   CheckHas(ErrorOf([&] { Begin(&alone, {}); }), "called after gluon_syncbn.distributed.shut");

@@ -83,11 +83,7 @@ def result_of(program, steps, **options):
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize(
     "steps, variables",
-    [
-        (1000, {}),
-        pytest.param(5000, {}, marks=pytest.mark.full),
-        pytest.param(5000, RETURNED, marks=pytest.mark.full),
-    ],
+    [(1000, {}), pytest.param(5000, RETURNED, marks=pytest.mark.full)],
 )
 def test_steps_of_changing_shapes_do_not_grow(steps, variables):
     used = result_of(TRAIN, steps, timeout=270, **variables)
