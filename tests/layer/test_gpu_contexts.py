@@ -42,11 +42,6 @@ def gpus(count):
     return [mx.gpu(k) for k in range(count)]
 
 
-@pytest.fixture(params=[1, 2])
-def contexts(request):
-    return gpus(request.param)
-
-
 def make_net(contexts):
     """Make two layers that are the same in each call; the first has an activation."""
     # MXNet keeps the momentum in float32, which loses nothing of this one.
@@ -82,12 +77,12 @@ def results(net, ys, shards):
     return found
 
 
-def check_steps(net, contexts):
-    """Compare steps with a net on one CPU, which other tests compare with the oracle.
-
-    Its steps are in flight beside the steps of GPUs.
-    """
-    nets, places = [make_net(cpus(1)), net], [cpus(1), contexts]
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("count", [1, 2])
+def test_steps_and_prediction(count, mode):
+    """Other tests compare the CPU with the oracle. Steps of both are in flight."""
+    places = [cpus(1), gpus(count)]
+    nets = [make_net(places[0]), set_mode(make_net(places[1]), mode)]
     for seed in range(3):
         queued = [queue(*pair, seed) for pair in zip(nets, places)]
         expected, found = [results(*step) for step in queued]
@@ -95,11 +90,6 @@ def check_steps(net, contexts):
     x = mx.nd.random.normal(shape=SHAPE, dtype="float64")
     expected, found = (n(x.copyto(c[0])).asnumpy() for n, c in zip(nets, places))
     assert_all_near([found], [expected], **LIMITS)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_steps_and_prediction(mode, contexts):
-    check_steps(set_mode(make_net(contexts), mode), contexts)
 
 
 def test_cuda_graphs_are_refused(monkeypatch):
