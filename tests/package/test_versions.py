@@ -27,7 +27,7 @@ def test_other_versions_are_refused(tmp_path, version):
     assert found == (version not in ACCEPTED)
 
 
-MISSING = {  # what importing MXNet raises, and our error
+MISSING = {  # the error of MXNet's import, and our error
     "ModuleNotFoundError('no', name='mxnet')": r"ModuleNotFoundError: .*"
     r"`pip install (--no-deps )?mxnet==1.9.1`.*mxnet-cu112",
     "OSError('libcudnn.so.8: cannot open')": r"ImportError: .*libcudnn.so.8.*"
