@@ -142,13 +142,11 @@ file(GLOB CUDA_SOURCES CONFIGURE_DEPENDS kernels/cuda/*.cc kernels/cuda/*.cu op/
 target_sources(gluon_syncbn_objects PRIVATE ${CUDA_SOURCES})
 target_compile_definitions(gluon_syncbn_objects PUBLIC SYNCBN_CUDA)
 list(JOIN GLUON_SYNCBN_CUDA_ARCHITECTURES " " architectures)
-# -Xptxas=-v reports registers and spills; keep_report.sh keeps the reports for a test.
 set_target_properties(gluon_syncbn_objects PROPERTIES
                       CUDA_ARCHITECTURES "${GLUON_SYNCBN_CUDA_ARCHITECTURES}" CUDA_STANDARD 17
-                      CUDA_STANDARD_REQUIRED ON CUDA_VISIBILITY_PRESET hidden
-                      CUDA_COMPILER_LAUNCHER "sh;${CMAKE_CURRENT_SOURCE_DIR}/keep_report.sh")
+                      CUDA_STANDARD_REQUIRED ON CUDA_VISIBILITY_PRESET hidden)
 target_compile_options(gluon_syncbn_objects PRIVATE
-                       "$<$<COMPILE_LANGUAGE:CUDA>:-Xfatbin=-compress-all;-Xptxas=-v>")
+                       "$<$<COMPILE_LANGUAGE:CUDA>:-Xfatbin=-compress-all>")
 if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 11.2)
   # Compile two architectures of a file in parallel, because there are few files and they take long.
   target_compile_options(gluon_syncbn_objects PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--threads=2>")

@@ -1,18 +1,16 @@
-"""Fixtures of all tests: devices that are closed, and short timeouts.
+"""Fixtures of all tests: devices, and short timeouts.
 
 A wait that would hang must fail in seconds, and must leave nothing to the next test.
 """
 
-import faulthandler
 import os
+import signal
 
 import gluon_syncbn
 from gluon_syncbn.native import failures
 
 import pytest
 from support.helpers import cpus
-
-faulthandler.enable()
 
 
 def pytest_addoption(parser):
@@ -46,6 +44,14 @@ def short_timeout():
     if failures.failure():
         gluon_syncbn.recover()
     gluon_syncbn.set_timeout(previous)
+
+
+@pytest.fixture
+def ctrl_c():
+    """Handle SIGINT as in a terminal, also in children. Background jobs ignore it."""
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, former)
 
 
 @pytest.fixture

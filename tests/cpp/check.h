@@ -2,7 +2,6 @@
 // Several threads may check at once.
 #pragma once
 #include <atomic>
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -21,19 +20,15 @@ inline std::atomic<int>& Failures() {
   return failures;
 }
 
-// Returns a number of rounds, fewer with sanitizers, which make each round slower.
-inline int Rounds(int plain) {
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-  return plain / 10;
-#else
-  return plain;
-#endif
-}
-
-// Returns a number of rounds: `full` with GLUON_SYNCBN_NATIVE=full, which takes minutes.
-inline int Times(int full, int brief) {
+// Returns a number of rounds: `full` with GLUON_SYNCBN_NATIVE=full, which takes minutes. Sanitizers
+// make each round slower.
+inline int Rounds(int full, int brief) {
   const char* const native = std::getenv("GLUON_SYNCBN_NATIVE");
-  return native != nullptr && std::strcmp(native, "full") == 0 ? full : brief;
+  const int rounds = native != nullptr && std::strcmp(native, "full") == 0 ? full : brief;
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  return rounds / 10;
+#endif
+  return rounds;
 }
 
 template <typename... Parts>
@@ -116,8 +111,4 @@ inline void Parallel(int threads, const std::function<void(int)>& function) {
   std::vector<std::thread> running;
   for (int i = 0; i < threads; ++i) running.emplace_back(function, i);
   for (auto& thread : running) thread.join();
-}
-
-inline void Sleep(int milliseconds) {
-  std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
 }

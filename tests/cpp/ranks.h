@@ -1,5 +1,5 @@
-// Tables that stand for the ranks of one program, and the messages between them. The ranks belong
-// to threads, or to one thread in simulated time.
+// Tables that are the ranks of one program, and the messages between them. Each device of a rank is
+// a thread, or one thread runs all ranks in simulated time.
 #pragma once
 #include <algorithm>
 #include <deque>
@@ -13,7 +13,7 @@
 
 #include "exchange/table.h"
 
-// The messages under way.
+// Messages that have been sent and not received.
 struct Network {
   explicit Network(int size) : queues(static_cast<size_t>(size)) {}
 

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "check.h"
-#include "core/program.h"
 #include "ranks.h"
 
 namespace {
@@ -26,35 +25,22 @@ Device Cpu(int id) { return {"cpu", id}; }
 
 // ---- threads -----------------------------------------------------------------------------------
 
-// Each device of each layer and rank is a thread, which is late now and then. Some devices and all
-// devices of each rank make the steps in turn. The net moves after every third span, and is reset
-// once. Ids above 9 would have another order as texts. Then rank 0 fails, and all waits end.
+// Each device of each layer and rank is a thread, which is late now and then. The net moves, and is
+// reset once. Ids above 9 would have another order as texts. Then rank 0 fails, and all waits end.
 void Train(int ranks, int size) {
   constexpr int kLayers = 2;
   // Each step waits for the slowest thread, which takes long beside other busy programs.
-  const int steps = check::Rounds(ranks == 1 ? check::Times(2000, 200) : 50);
+  const int steps = ranks == 1 ? check::Rounds(4000, 400) : check::Rounds(100, 100);
   const auto network = std::make_shared<Network>(ranks);
   std::vector<std::unique_ptr<Rank>> tables;
   for (int i = 0; i < ranks; ++i) tables.push_back(std::make_unique<Rank>(network, i));
-  std::mt19937 random(1);
-  int first = 0;
-  for (int span = 0; span < 12; ++span) {
-    std::vector<int> ids;
-    std::set<Device> participants;
-    const bool some = span % 2 == 0;
-    for (int i = 0; i < size; ++i) {
-      if (some && i > 0 && random() % 2 == 0) continue;
-      ids.push_back(first + i);
-      participants.insert(Cpu(first + i));
+  for (const int first : {0, 8, 16, 0}) {
+    if (first == 0) {  // devices may return
+      for (const auto& table : tables) table->Reset();
     }
-    if (!some) participants.clear();
-    for (const auto& table : tables) {
-      for (Members& layer : table->layers) table->SetParticipants(&layer, participants);
-    }
-    const int devices = static_cast<int>(ids.size());
-    Parallel(ranks * kLayers * devices, [&](int thread) {
-      const int rank_here = thread / devices / kLayers, layer = thread / devices % kLayers;
-      const int id = ids[thread % devices];
+    Parallel(ranks * kLayers * size, [&](int thread) {
+      const int rank_here = thread / size / kLayers, layer = thread / size % kLayers;
+      const int id = first + thread % size;
       std::mt19937 delays(thread);
       Ticket ticket;
       for (int step = 0; step < 2 * steps; ++step) {
@@ -65,8 +51,8 @@ void Train(int ranks, int size) {
         };
         double expected = 0;
         for (int rank = 0; rank < ranks; ++rank) {
-          double sum = number(rank, ids[0]);
-          for (int i = 1; i < devices; ++i) sum += number(rank, ids[i]);
+          double sum = number(rank, first);
+          for (int i = 1; i < size; ++i) sum += number(rank, first + i);
           expected += sum;
         }
         Contribution own = Of(&tables[rank_here]->layers[layer], id, number(rank_here, id));
@@ -76,16 +62,11 @@ void Train(int ranks, int size) {
         CHECK_EQ(sum[0], expected, "step ", step);
       }
     });
-    if (span % 3 == 2) first += size;
-    if (span == 8) {  // devices may return
-      for (const auto& table : tables) table->Reset();
-      first = 0;
-    }
   }
   Parallel(ranks * kLayers, [&](int thread) {  // the other devices never come
     const std::string text = ErrorOf([&] {
       Rank* const table = tables[thread / kLayers].get();
-      Contribution own = Of(&table->layers[thread % kLayers], first);
+      Contribution own = Of(&table->layers[thread % kLayers]);
       own.devices = size;
       Ticket ticket;
       if (thread == 0) table->Fail("the ship sinks", true);
@@ -103,12 +84,12 @@ TEST(RandomThreads) {
 
 // ---- failures ----------------------------------------------------------------------------------
 
-// A layer on `size` devices with a table of its own. Each device contributes one number.
-struct Layer {
-  explicit Layer(size_t devices) : size(devices) {}
+// The only rank of a program. Its layers are on `size` devices, which contribute one number each.
+struct OneRank : Rank {
+  explicit OneRank(size_t devices) : Rank(std::make_shared<Network>(1), 0), size(devices) {}
 
   Contribution Of(int id, double number = 0, Phase phase = Phase::kForward) {
-    Contribution own = ::Of(&members(), id, number);
+    Contribution own = ::Of(&layers[0], id, number);
     own.phase = phase;
     own.devices = size;
     return own;
@@ -117,119 +98,99 @@ struct Layer {
   // A device arrives and does not wait.
   Waiting Arrive(const Contribution& own, Ticket* ticket = nullptr) {
     Ticket scratch;
-    return table.Arrive(own, ticket == nullptr ? &scratch : ticket, Time());
+    return Rank::Arrive(own, ticket == nullptr ? &scratch : ticket, Time());
   }
   void Call(const std::vector<int>& ids, Ticket* tickets = nullptr) {
     for (const int id : ids) Arrive(Of(id), tickets == nullptr ? nullptr : &tickets[id]);
   }
 
-  Members& members() { return table.layers[0]; }
-
-  size_t size;
-  Rank table{std::make_shared<Network>(1), 0};
+  const size_t size;
 };
 
 // The first failure ends the calls of all layers of the process.
 TEST(TimeoutNamesWhoIsMissing) {
-  Layer layer(3);
+  OneRank rank(3);
   Ticket tickets[3];
-  layer.Call({0, 1, 2}, tickets);
-  Contribution own = layer.Of(0), second = layer.Of(2), other = layer.Of(1);
-  other.members = &layer.table.layers[1];
-  const Waiting other_waiting = layer.Arrive(other), waiting = layer.Arrive(own);
-  layer.Arrive(second);
-  syncbn::SetLocator([] { syncbn::ReportWhere("\nThe program stands at a line"); });
-  CHECK(layer.table.LongestWait() > 0);
-  CHECK(!layer.table.IsOver(waiting, Time(std::chrono::seconds(59))));
-  CHECK(layer.table.IsOver(waiting, Time(std::chrono::seconds(60))));
-  syncbn::SetLocator(nullptr);
-  const std::string text = layer.table.Failure();
+  rank.Call({0, 1, 2}, tickets);
+  Contribution other = rank.Of(1);
+  other.members = &rank.layers[1];
+  const Waiting other_waiting = rank.Arrive(other), waiting = rank.Arrive(rank.Of(0));
+  rank.Call({2});
+  CHECK(!rank.IsOver(waiting, Time(std::chrono::seconds(59))));
+  CHECK(rank.IsOver(waiting, Time(std::chrono::seconds(60))));
+  const std::string text = rank.Failure();
   CheckHas(text, "SyncBatchNorm 'all', forward: waited 60 s for 1 of 3 devices");
-  CheckHas(text, "clears the error.\nThe program stands at a line\nThe usual causes");
   CheckHas(text, "Arrived: cpu(0) with shape (0), cpu(2) with shape (2). Missing: cpu(1).");
-  CHECK_EQ(waiting.exchange->error, text);
   CHECK_EQ(other_waiting.exchange->error, "SyncBatchNorm 'some', forward: " + text);
-  CHECK_EQ(layer.table.LongestWait(), 0);
-  layer.table.Fail("a later failure", false);
-  const auto call_backward = [&] { layer.Arrive(layer.Of(1, 0, Phase::kBackward), &tickets[1]); };
-  CheckHas(ErrorOf(call_backward), "cpu(1) stopped because of an earlier error: " + text);
-  layer.table.Reset();
-  CHECK_EQ(layer.table.Failure(), "");
-  CheckHas(ErrorOf(call_backward), "recover() or a conversion of the net");
-}
-
-// Return the error of two devices that contribute to one exchange.
-std::string ErrorOfTwo(const Contribution& first, const Contribution& second) {
-  Layer layer(2);
-  Contribution a = first, b = second;
-  a.members = b.members = &layer.members();
-  const Waiting waiting = layer.Arrive(a);
-  const std::string text = ErrorOf([&] { layer.Arrive(b); });
-  CHECK_EQ(waiting.exchange->error, text);
-  return text;
+  rank.Fail("a later failure", false);
+  CHECK_EQ(rank.Failure(), text);
+  rank.Reset();
+  CheckHas(ErrorOf([&] { rank.Arrive(rank.Of(1, 0, Phase::kBackward), &tickets[1]); }),
+           "recover() or a conversion of the net");
 }
 
 TEST(ContributionsThatDoNotFitTogether) {
-  Layer layer(2);
-  const Contribution first = layer.Of(0);
-  Contribution wider = layer.Of(1), longer = wider, more = wider;
-  wider.signature.channels = 2;
-  more.devices = 3;
-  longer.numbers = Numbers(2);
-  CheckHas(ErrorOfTwo(first, wider),
-           "'all', forward: devices disagree: cpu(0) has channels=1, dtype=float32, axis=0, "
-           "epsilon=0, num_devices=2, but cpu(1) has channels=2");
-  CheckHas(ErrorOfTwo(first, more),
-           "but cpu(1) has channels=1, dtype=float32, axis=0, epsilon=0, num_devices=3");
-  CheckHas(ErrorOfTwo(first, longer), "SyncBatchNorm 'all', forward: all devices and ranks must");
+  const char* const errors[] = {"epsilon=0, num_devices=2, but cpu(1) has channels=2",
+                                "epsilon=0, num_devices=2, but cpu(1) has channels=1",
+                                "forward: all devices and ranks must contribute 1 numbers"};
+  for (int fault = 0; fault < 3; ++fault) {
+    OneRank rank(2);
+    Contribution second = rank.Of(1);
+    if (fault == 0) second.signature.channels = 2;
+    if (fault == 1) second.devices = 3;
+    if (fault == 2) second.numbers = Numbers(2);
+    const Waiting waiting = rank.Arrive(rank.Of(0));
+    const std::string text = ErrorOf([&] { rank.Arrive(second); });
+    CHECK_EQ(waiting.exchange->error, text);
+    CheckHas(text, errors[fault]);
+  }
 }
 
 // ---- other devices than before -----------------------------------------------------------------
 
 // A device calls that the caller does not expect, as after a graph was moved.
 TEST(AnotherDeviceThanExpected) {
-  Layer layer(2);
-  Contribution own = layer.Of(2);
+  OneRank rank(2);
+  Contribution own = rank.Of(2);
   const std::set<Device> expected{Cpu(0), Cpu(1)};
   own.expected = &expected;
-  CHECK(layer.table.IsOver(layer.Arrive(own), Time(std::chrono::seconds(60))));
-  CheckHas(layer.table.Failure(),
-           "num_devices=2, but cpu(2) calls the layer as well as cpu(0), cpu(1)");
+  CHECK(rank.IsOver(rank.Arrive(own), Time(std::chrono::seconds(60))));
+  CheckHas(rank.Failure(), "num_devices=2, but cpu(2) calls the layer as well as cpu(0), cpu(1)");
 }
 
 // A third device looks like a net that has moved, until one of the old devices calls again. The
 // old device's number must not be reduced with the third device's.
 TEST(MoreDevicesThanTheLayerHas) {
   for (const Phase phase : {Phase::kForward, Phase::kBackward}) {
-    Layer layer(2);
+    OneRank rank(2);
     Ticket tickets[3];
-    layer.Call({0, 1}, tickets);
-    const Waiting third = layer.Arrive(layer.Of(2));
-    CheckHas(ErrorOf([&] { layer.Arrive(layer.Of(0, 0, phase), &tickets[0]); }),
+    rank.Call({0, 1}, tickets);
+    const Waiting third = rank.Arrive(rank.Of(2));
+    CheckHas(ErrorOf([&] { rank.Arrive(rank.Of(0, 0, phase), &tickets[0]); }),
              "num_devices=2, but cpu(0) calls the layer as well as cpu(2)");
     CHECK(third.exchange->over);
   }
-  Layer layer(2);
-  layer.Call({0, 1, 0});
-  CheckHas(ErrorOf([&] { layer.Call({2}); }), "num_devices=2, but cpu(2) calls the layer");
+  OneRank rank(2);
+  rank.Call({0, 1, 0});
+  CheckHas(ErrorOf([&] { rank.Call({2}); }), "num_devices=2, but cpu(2) calls the layer");
 }
 
 // A backward call has the participants of its forward call.
 TEST(ParticipantsChangeBetweenForwardAndBackward) {
-  Layer layer(3);
-  layer.table.SetParticipants(&layer.members(), {Cpu(0), Cpu(2)});
-  CheckHas(ErrorOf([&] { layer.Call({1}); }), "cpu(1) calls the layer as well as cpu(0), cpu(2)");
-  layer.table.Reset();
+  OneRank rank(3);
+  rank.SetParticipants(&rank.layers[0], {Cpu(0), Cpu(2)});
+  CheckHas(ErrorOf([&] { rank.Call({1}); }), "cpu(1) calls the layer as well as cpu(0), cpu(2)");
+  rank.Reset();
   Ticket tickets[3];
-  layer.Call({0, 2}, tickets);
-  layer.table.SetParticipants(&layer.members(), {});
-  layer.Call({0, 1});
+  rank.Call({0, 2}, tickets);
+  rank.SetParticipants(&rank.layers[0], {});
+  rank.Call({0, 1});
   Waiting waiting;
   for (const int id : {0, 2}) {
-    waiting = layer.Arrive(layer.Of(id, 10 * id, Phase::kBackward), &tickets[id]);
+    waiting = rank.Arrive(rank.Of(id, 10 * id, Phase::kBackward), &tickets[id]);
   }
   CHECK(waiting.exchange->result == Numbers{20});
-  CHECK(layer.Arrive(layer.Of(2)).exchange->over);
+  CHECK(rank.Arrive(rank.Of(2)).exchange->over);
 }
 
 }  // namespace

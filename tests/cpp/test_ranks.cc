@@ -25,7 +25,7 @@ using syncbn::Waiting;
 
 // ---- random programs ---------------------------------------------------------------------------
 
-// A program ends well, or by the deed of one rank, the culprit, in its last step.
+// A program ends well, or one rank, the culprit, ends it in its last step.
 enum class End { kWell, kStops, kFails, kLeaves, kDisagrees };
 constexpr int kEnds = 5;
 
@@ -36,9 +36,8 @@ struct Pending {
 
 struct Actor {
   int rank, id;
-  Time begins;     // the next phase, if the actor is late
   int phases = 0;  // begun phases; a step has two
-  bool was_late = false, over = false;
+  bool over = false;
   std::array<Ticket, 3> tickets{};
   std::vector<Pending> pending{};
 };
@@ -56,7 +55,7 @@ class Program {
       ranks_.push_back(std::make_unique<Rank>(network, rank));
       devices_.push_back(1 + Below(size > 13 ? 1 : 3));
       if (Below(3) > 0) some_.push_back(rank);
-      for (int id = 0; id < devices_.back(); ++id) actors_.push_back({rank, id, Later(300)});
+      for (int id = 0; id < devices_.back(); ++id) actors_.push_back({rank, id});
     }
   }
 
@@ -82,9 +81,6 @@ class Program {
 
  private:
   int Below(int size) { return static_cast<int>(random_() % static_cast<uint32_t>(size)); }
-  Time Later(int most_milliseconds) {
-    return now_ + std::chrono::milliseconds(Below(most_milliseconds));
-  }
 
   // True if all actors of this rank, or of all ranks, are over.
   bool AreOver(int rank) const {
@@ -130,13 +126,12 @@ class Program {
 
   // True if the actor need not wait.
   bool Advance(Actor* actor) {
-    if (now_ < actor->begins) return false;
     Rank* const rank = ranks_[actor->rank].get();
     // Each wait stands for a thread, so it ends by itself.
     for (const Pending& pending : actor->pending) rank->IsOver(pending.waiting, now_);
     for (const Pending& pending : actor->pending) {
       const syncbn::Exchange& exchange = *pending.waiting.exchange;
-      // The timeout, the time in which others are late, and the patience of the tree.
+      // The timeout, and the patience of the tree while messages are late.
       const std::chrono::milliseconds most(exchange.ranks.size() > 32 ? 5550 : 2950);
       CHECK(now_ - pending.waiting.start < most, size_, " end ", static_cast<int>(end_));
       if (!exchange.error.empty()) throw syncbn::Error(exchange.error);
@@ -150,11 +145,7 @@ class Program {
       return false;
     }
     if (actor->rank == culprit_ && actor->phases >= phases_ - 2 && Ends(actor->rank)) return false;
-    actor->was_late = !actor->was_late && Below(16) == 0;
-    if (actor->was_late) {
-      actor->begins = Later(400);
-      return false;
-    }
+    if (Below(16) == 0) return false;  // the actor is late
     Begin(actor);
     return true;
   }
@@ -189,7 +180,7 @@ class Program {
     }
   }
 
-  // Run the culprit's deed. Return true if it takes no more steps.
+  // Let the culprit end the program. Return true if it takes no more steps.
   bool Ends(int rank) {
     if (end_ == End::kWell || end_ == End::kDisagrees) return false;
     if (end_ == End::kFails) ranks_[rank]->Fail("the ship sinks", true);
@@ -223,7 +214,7 @@ class Program {
 
 TEST(RandomPrograms) {
   Program(1024, 0, End::kWell).Run();  // its tree has two levels below the root
-  const int programs = check::Rounds(check::Times(3000, 300));
+  const int programs = check::Rounds(3000, 300);
   for (int seed = 0; seed < programs; ++seed) {
     const End end = static_cast<End>(seed % kEnds);
     const int size = seed % 11 == 0 ? 30 + seed % 71 : (end == End::kWell ? 1 : 2) + seed % 13;
@@ -324,7 +315,7 @@ TEST(GroupsThatDiffer) {
 TEST(RandomMessages) {
   std::mt19937 random(7);
   const auto below = [&](size_t size) { return static_cast<int>(random() % size); };
-  const int messages = check::Rounds(check::Times(2'000'000, 100'000));
+  const int messages = check::Rounds(2'000'000, 100'000);
   for (int done = 0; done < messages;) {
     const int size = 2 + below(5) + (below(10) == 0 ? 60 : 0);
     Rank receiver = RankOf(below(size), size);
@@ -366,16 +357,7 @@ TEST(RandomMessages) {
   }
 }
 
-// After a failure a rank ends the others only if one of them does not leave. A rank that has left
-// goes on alone.
-TEST(RanksThatLeave) {
-  for (const bool both_leave : {true, false}) {
-    const auto network = std::make_shared<Network>(2);
-    Rank first(network, 0), second(network, 1);
-    first.Fail("the ship sinks", true);
-    if (both_leave) second.Leave();
-    CHECK_EQ(first.Disconnect(both_leave ? 1 : 0, 0.01), both_leave);
-  }
+TEST(ARankThatHasLeftGoesOnAlone) {
   Rank alone = RankOf(1);
   alone.Leave();
   CheckHas(ErrorOf([&] { Begin(&alone, {}); }), "called after gluon_syncbn.distributed.shut");

@@ -1,4 +1,4 @@
-"""Several processes under mpirun: the numbers equal the oracle on all ranks' rows.
+"""Groups, steps, copies and statistics of several processes; shares of a data set.
 
 Each program runs on every rank and asserts there.
 """
@@ -14,7 +14,7 @@ from support.mpi import in_turns, needs_mpi, run_ranks
 pytestmark = [needs_mpi, pytest.mark.timeout(150)]
 
 
-OF_THREE_RANKS = {
+PROGRAMS = {
     # A layer of a group has the group's mean and variance.
     "groups": """
 def running_mean(group, contexts=1):
@@ -74,68 +74,7 @@ distributed.broadcast_parameters(net, root=2)
 net(nd.ones((1, 3)))
 assert (net.weight.data() == 2).asnumpy().all()
 """,
-}
-
-
-OF_TWO_RANKS = {
-    # Rank 0 has two contexts, rank 1 one; the last batch wraps around.
-    "training equals one device": """
-rng = np.random.default_rng(0)
-data, labels = rng.normal(1, 2, (13, 3, 6, 6)), rng.normal(size=(13, 5))
-STEPS = dict(optimizer='sgd', optimizer_params={'learning_rate': 0.03, 'momentum': 0.5})
-
-def make(norm):
-    mx.random.seed(7 + rank)  # only the broadcast makes ranks equal
-    net = nn.HybridSequential(**prefixed('net_'))
-    with name_scope(net):
-        for channels, inputs in (4, 3), (6, 4):
-            net.add(nn.Conv2D(channels, 3, padding=1, in_channels=inputs))
-            net.add(norm(in_channels=channels, momentum=0.5), nn.Activation('relu'))
-        net.add(nn.Dense(5, in_units=6 * 36))
-    net.cast('float64')
-    if norm is SyncBatchNorm:
-        gluon_syncbn.make_parallel(net, [mx.cpu(0), mx.cpu(1)][: 2 - rank])
-    net.initialize(mx.init.Xavier())
-    net(nd.ones((1, 3, 6, 6), dtype='float64'))
-    return net
-
-def train(net, trainer, epochs):
-    losses = []
-    for batches in epochs:
-        total = 0.0
-        for rows in batches:
-            x, y = (nd.array(v[rows], dtype='float64') for v in (data, labels))
-            with autograd.record():
-                loss = ((net(x) - y) ** 2).sum()
-            loss.backward()
-            trainer.step(len(rows))
-            total += loss.asnumpy().item()
-        losses.append(total)
-    return np.array(losses)
-
-ours = make(SyncBatchNorm)
-trainer = distributed.Trainer(ours, **STEPS)
-plain = make(nn.BatchNorm)
-for a, b in zip(plain.collect_params().values(), ours.collect_params().values()):
-    a.set_data(b.data().copy())
-single = mx.gluon.Trainer(plain.collect_params(), **STEPS)
-
-sampler = distributed.ShardSampler(13, 4, seed=1)
-own = [list(sampler) for epoch in range(3)]
-losses = MPI.COMM_WORLD.allreduce(train(ours, trainer, own))
-shards = zip(*MPI.COMM_WORLD.allgather(own))  # of both ranks, by epoch
-whole = [[a + b for a, b in zip(*both)] for both in shards]
-expected = train(plain, single, whole)
-np.testing.assert_allclose(losses, expected, rtol=1e-9)
-values = [p.data().asnumpy() for p in ours.collect_params().values()]
-for value, other in zip(values, plain.collect_params().values()):
-    np.testing.assert_allclose(value, other.data().asnumpy(), rtol=1e-7, atol=1e-9)
-momenta = [s.asnumpy() for s in trainer._updaters[0].states.values() if s is not None]
-assert len(momenta) == 10
-assert_same_bits(*values, *momenta)
-gluon_syncbn.check_replicas(ours)
-""",
-    # All ranks update what one has used, on one of its contexts; nothing else.
+    # All ranks update the parameters that any rank has used, and no others.
     "branches that not every rank uses": """
 contexts = [mx.cpu(0), mx.cpu(1)]
 net = nn.Sequential()
@@ -144,17 +83,17 @@ for _ in range(3):
 net.initialize(mx.init.One(), ctx=contexts)
 trainer = distributed.Trainer(net, 'sgd', {'learning_rate': 0.5, 'momentum': 0.5})
 weights, momenta = np.ones(3), np.zeros(3)
-for used in (0, 1), (1, 0), (0, 0), (2, 0):
+for used in (0, 1, 2), (1, 0, 1), (0, 0, 0), (2, 0, 0):
     gradients = np.zeros(3)
     for other, k in enumerate(used):
-        gradients[k] += (1 + other) / 2
+        gradients[k] += (1 + other) / 4
     used_by_one = gradients > 0
     momenta[used_by_one] = (momenta / 2 - gradients / 2)[used_by_one]
     weights[used_by_one] += momenta[used_by_one]
     with autograd.record():
-        loss = net[used[rank]](nd.full((1, 1), 1 + rank, ctx=contexts[rank]))
+        loss = net[used[rank]](nd.full((1, 1), 1 + rank, ctx=contexts[rank % 2]))
     loss.backward()
-    trainer.step(1, ignore_stale_grad=True)
+    trainer.step(1 + (rank == 2), ignore_stale_grad=True)
     for context in contexts:
         found = [layer.weight.data(context).asnumpy().item() for layer in net]
         assert found == weights.tolist(), (used, found, weights)
@@ -184,10 +123,9 @@ assert abs(mean_of_training() - 0.95) < 1e-6
 }
 
 
-@pytest.mark.parametrize("ranks, programs", [(3, OF_THREE_RANKS), (2, OF_TWO_RANKS)])
-def test_numbers_of_several_ranks(ranks, programs):
+def test_numbers_of_three_ranks():
     """One program after the other, in the same processes."""
-    run_ranks(ranks, in_turns(programs))
+    run_ranks(3, in_turns(PROGRAMS))
 
 
 @pytest.mark.parametrize("length", range(1, 14))
@@ -206,3 +144,126 @@ def test_samplers_of_all_ranks_have_equally_many_batches(length, monkeypatch):
     samples = sum(sum(shards, []), [])
     assert {*samples} == {*range(length)}
     assert len(samples) == length + max(0, 3 - (length % 4 or 4))
+
+
+# ---- Statistics are recomputed and compared.
+
+STATISTICS = """
+from gluon_syncbn import check_replicas, make_parallel, recompute_statistics
+from gluon_syncbn.native import failures
+from support.helpers import assert_near, cpus, value
+
+# The rows of each rank's batches on each of its contexts.
+rows = [[[3, 2], [4], [1]], [[2], [5], [3]]]
+rng = np.random.default_rng(5)
+shards = [[rng.normal(3, 2, (sum(n), 3)) for n in of_rank] for of_rank in rows]
+
+def statistics(layer):
+    return value(layer.running_mean), value(layer.running_var)
+
+def assert_moments(layer, elements):
+    for result, right in zip(statistics(layer), (elements.mean(0), elements.var(0))):
+        assert_near(result, right, 'float64', len(elements), scale=10)
+"""
+
+
+RECOMPUTING = {
+    # Rank 0 has two contexts, of which one is without a row in the last batch.
+    "batches of their own": """
+contexts = cpus(2 if rank == 0 else 1)
+layer = nn.BatchNorm(in_channels=3)
+layer.cast('float64')
+layer.initialize(ctx=contexts)
+net = make_parallel(layer, contexts, sync_bn=False)
+recompute_statistics(net, shards[rank])
+assert_moments(layer, np.concatenate(sum(shards, [])))
+assert_same_bits(*statistics(layer))
+check_replicas(net)
+assert type(layer) is nn.BatchNorm
+
+# The second layer's inputs show that the first one normalizes over both ranks.
+net = nn.HybridSequential()
+for part in SyncBatchNorm(in_channels=3), nn.Activation('relu'), SyncBatchNorm():
+    net.add(part)
+net.cast('float64')
+net.initialize()
+net.hybridize()
+recompute_statistics(net, [nd.array(x, dtype='float64') for x in shards[rank]])
+seen = []
+for k in range(3):
+    x = np.concatenate([of_rank[k] for of_rank in shards])
+    seen.append(np.maximum((x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5), 0))
+assert_moments(net[2], np.concatenate(seen))
+assert_same_bits(*statistics(net[2]))
+""",
+    # All ranks get the error at once, and can go on.
+    "other numbers of batches": """
+batches = [nd.array(x, dtype='float64') for x in shards[rank]]
+for few in 0, 1:
+    layer = SyncBatchNorm(in_channels=3)
+    layer.cast('float64')
+    layer.initialize()
+    own = batches[1:] if rank == few else batches
+    text = error_of(recompute_statistics, layer, own)
+    assert f'2 on rank {few}' in text and f'rank {1 - few}' in text, text
+    mean, var = statistics(layer)
+    assert (mean == 0).all() and (var == 1).all()
+recompute_statistics(layer, batches)
+assert_moments(layer, np.concatenate(sum(shards, [])))
+""",
+    "checks find differences": """
+is_gluon_1 = prefixed('x')
+dense = nn.Dense(1 + rank, in_units=2, **prefixed('dense_'))
+dense.initialize()
+text = error_of(check_replicas, dense)
+assert all(fact in text for fact in ('weight', 'rank 1', 'rank 0')), text
+
+net = nn.Dense(1, in_units=1, **prefixed('dense_'))
+net.initialize(mx.init.One(), ctx=cpus(2))
+check_replicas(net)
+if rank == 1:
+    net.weight.data(mx.cpu(1))[:] = 3
+text = error_of(check_replicas, net)
+name = 'dense_weight' if is_gluon_1 else 'weight'
+for fact in 'rank 1', f"'{name}'", 'cpu(0)', 'cpu(1)', '2.0':
+    assert fact in text, text
+""",
+    "an error on one rank": """
+def batches():
+    yield nd.ones((2, 3))
+    if rank == 1:
+        raise ValueError('gone')
+    yield nd.ones((2, 3))
+
+layer = SyncBatchNorm(in_channels=3)
+layer.initialize()
+text = error_of(recompute_statistics, layer, batches())
+assert text == 'gone' if rank == 1 else 'ValueError: gone' in text, text
+failures.give_up("errors in flight")
+mean, var = statistics(layer)
+assert (mean == 0).all() and (var == 1).all()
+""",
+}
+
+
+def test_ranks_recompute_and_compare():
+    run_ranks(2, STATISTICS + in_turns(RECOMPUTING))
+
+
+def test_a_rank_that_recomputes_meets_no_training_step():
+    program = """
+gluon_syncbn.set_timeout(2)
+layer = SyncBatchNorm(in_channels=1, momentum=0)
+layer.initialize()
+
+def train():
+    with autograd.train_mode():
+        layer(nd.array([[-1.0], [1.0]])).wait_to_read()
+
+batches = [nd.full((2, 1), 1000)]
+text = error_of(recompute_statistics, layer, batches) if rank == 0 else error_of(train)
+assert 'recompute_statistics' in text and 'Missing: rank 1' in text, text
+failures.give_up('errors in flight')
+assert statistics(layer) == (0, 1)
+"""
+    run_ranks(2, STATISTICS + program)

@@ -25,7 +25,7 @@ def error_of_a_step():
 
 PROGRAMS = {
     "exit with a step in flight": "push_step(); print('done', flush=True); sys.exit(0)",
-    # It waits, because a launcher ends all when one ends before MPI_Finalize.
+    # Rank 0 waits: a launcher ends all ranks if one ends before MPI_Finalize.
     "exit long before another": """
 push_step()
 mx.nd.waitall()
@@ -78,7 +78,7 @@ def test_exits_forks_and_ends(name):
 
 
 def test_init_ends_within_its_timeout_and_may_be_called_again(tmp_path):
-    """Rank 1 comes too late, and then both come."""
+    """Rank 1 calls it too late the first time."""
     program = """
 from pathlib import Path
 from mpi4py import MPI
@@ -128,7 +128,7 @@ assert 'within 2 s' in text, text
 print('told', flush=True)
 """
     process = start(2, STEP + program)
-    output = finish(process, status=None)
+    output = finish(process)
     assert process.returncode != 0 and "told" in output, output
     assert "because one of them hangs after a failure" in output, output
 
@@ -173,6 +173,6 @@ if int(os.environ.get('PMI_RANK') or os.environ['OMPI_COMM_WORLD_RANK']) == 0:
 time.sleep(60)
 """
     process = start(2, program, init="")
-    output = finish(process, status=None)
+    output = finish(process)
     assert process.returncode == 1, output
     assert "gluon_syncbn.distributed.init()" in output and " 2 s" in output, output

@@ -19,16 +19,13 @@ import numpy as np
 import pytest
 from mxnet import autograd
 from mxnet.gluon import nn
-from support import reference
 from support.helpers import (
     assert_all_near,
     differentiate,
     output_of,
-    put,
     run_python,
     set_mode,
     summed_grad,
-    train_step,
 )
 from support.mistakes import (
     assert_trains,
@@ -40,25 +37,6 @@ from support.mistakes import (
 from support.nd import nd
 
 X = np.random.default_rng(0).normal(2, 3, (6, 3, 4, 5)).astype("float32")
-ONES, ZEROS = np.ones(3), np.zeros(3)
-
-
-def test_shards_of_different_spatial_sizes(devices):
-    rng = np.random.default_rng(1)
-    xs = [rng.normal(k, 1 + k, (2, 3, 4 + k, 5)) for k in range(2)]
-    dys = [rng.normal(size=x.shape) for x in xs]
-    layer = SyncBatchNorm(in_channels=3)
-    layer.cast("float64")
-    layer.initialize(ctx=devices.contexts)
-    shards = (put(arrays, devices.contexts, "float64") for arrays in (xs, dys))
-    results = train_step(devices, layer, *shards)
-
-    def flat(arrays):
-        return np.concatenate([a.swapaxes(0, 1).reshape(3, -1).T for a in arrays])
-
-    x, dy = flat(xs), flat(dys)
-    expected = reference.forward(x, ONES, ZEROS)[0], reference.backward(x, dy, ONES)[0]
-    assert_all_near(list(map(flat, results)), expected, count=len(x), scale=10)
 
 
 @pytest.mark.parametrize("function", ["identity", "leaky_relu"])

@@ -34,7 +34,7 @@ from support.nd import nd
 REPEAT = repetitions()
 SHAPE = (8, 3, 20, 20)
 STEPS, MOMENTUM = 4, 0.875  # float32 has this momentum exactly
-# MXNet 2 draws numbers for which one unit of a ReLU is at zero, and switches.
+# MXNet 2 draws other numbers: rounding changes the sign of one input of a ReLU.
 ACTIVATION = by_gluon("relu", "softrelu")
 
 
@@ -84,13 +84,11 @@ def initial_net():
 
 def train(norm, rows, mode="imperative", dtype="float32"):
     """Train on shards of `rows`; return outputs, gradients and parameters."""
-    net, contexts = (
-        deep_net(functools.partial(norm, momentum=MOMENTUM)),
-        cpus(len(rows)),
-    )
+    net = deep_net(functools.partial(norm, momentum=MOMENTUM))
+    contexts = cpus(len(rows))
     net.initialize(ctx=contexts)
     copy_parameters(initial_net(), net)
-    net(nd.ones(SHAPE))  # now they have values, which a cast needs
+    net(nd.ones(SHAPE))  # a cast needs parameters that have values
     set_mode(net, mode).cast(dtype)
     settings = {"learning_rate": 0.01, "momentum": 0.9}
     trainer = Trainer(net.collect_params(), "sgd", settings)
@@ -124,7 +122,7 @@ def test_trains_like_one_context(mode):
         for index, (value, expected, error) in enumerate(zip(found, right, errors)):
             scale = max(1.0, abs(expected).max())
             rtol, atol = reference.tolerance("float32", expected.size, scale=scale)
-            # Steps amplify rounding: by how much, MXNet's own float32 run measures.
+            # Steps amplify rounding. MXNet's own float32 run measures by how much.
             atol += 10 * error
             message = f"array {index}, repeat {repeat}"
             np.testing.assert_allclose(value, expected, rtol, atol, err_msg=message)

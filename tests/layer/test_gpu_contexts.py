@@ -1,12 +1,11 @@
 """The layer in MXNet on GPU contexts.
 
-The tests need GPUs that MXNet's wheel has kernels for (sm_50 to sm_89), or those that
+The tests need GPUs that MXNet's wheel has kernels for (sm_50 to sm_89), or GPUs that
 scripts/check_gpu_wheel.py emulates. On these, MXNet's own operators do nothing, so nets
 consist of our layers alone, and all else is copies.
 """
 
-from gluon_syncbn import Devices, SyncBatchNorm
-from gluon_syncbn.native.library import load
+from gluon_syncbn import SyncBatchNorm
 
 import mxnet as mx
 import numpy as np
@@ -43,13 +42,8 @@ def gpus(count):
     return [mx.gpu(k) for k in range(count)]
 
 
-@pytest.fixture(params=[1, 2])
-def contexts(request):
-    return gpus(request.param)
-
-
 def make_net(contexts):
-    """Return two layers, the first with an activation, that are equal in each call."""
+    """Make two layers that are the same in each call; the first has an activation."""
     # MXNet keeps the momentum in float32, which loses nothing of this one.
     arguments = {"num_devices": len(contexts), "momentum": 0.875, "in_channels": 6}
     net, rng = nn.HybridSequential(), np.random.default_rng(4)
@@ -64,14 +58,13 @@ def make_net(contexts):
 
 
 def queue(net, contexts, seed):
-    """Queue a step; an ordinary loop is enough for GPUs."""
+    """Queue a step of an ordinary loop, which is enough for GPUs."""
     rng, rows = np.random.default_rng(seed), [2, 3] if len(contexts) == 2 else [5]
     x, dy = rng.normal(3, 2, SHAPE), rng.normal(size=SHAPE)
     shards, dys = (put(split_rows(v, rows), contexts, "float64") for v in (x, dy))
     for shard in shards:
         shard.attach_grad()
-    kind = Loop if contexts[0].device_type == "gpu" else Devices
-    return net, queue_step(kind(contexts), net, shards, dys), shards
+    return net, queue_step(Loop(contexts), net, shards, dys), shards
 
 
 def results(net, ys, shards):
@@ -84,29 +77,19 @@ def results(net, ys, shards):
     return found
 
 
-def check_steps(net, contexts):
-    """Compare steps with a net on one CPU, which other tests compare with the oracle.
-
-    Steps of CPUs are in flight beside steps of GPUs.
-    """
-    places = [cpus(1), cpus(2), contexts]
-    nets = [make_net(cpus(1)), make_net(cpus(2)), net]
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("count", [1, 2])
+def test_steps_and_prediction(count, mode):
+    """Other tests compare the CPU with the oracle. Steps of both are in flight."""
+    places = [cpus(1), gpus(count)]
+    nets = [make_net(places[0]), set_mode(make_net(places[1]), mode)]
     for seed in range(3):
         queued = [queue(*pair, seed) for pair in zip(nets, places)]
-        expected, *others = [results(*step) for step in queued]
-        for found in others:
-            assert_all_near(found, expected, **LIMITS)
-    x = [np.random.default_rng(9).normal(size=SHAPE)]
-    expected, found = (
-        nets[0](*put(x, cpus(1), "float64")),
-        net(*put(x, contexts, "float64")),
-    )
-    assert_all_near([found.asnumpy()], [expected.asnumpy()], **LIMITS)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_steps_and_prediction(mode, contexts):
-    check_steps(set_mode(make_net(contexts), mode), contexts)
+        expected, found = [results(*step) for step in queued]
+        assert_all_near(found, expected, **LIMITS)
+    x = mx.nd.random.normal(shape=SHAPE, dtype="float64")
+    expected, found = (n(x.copyto(c[0])).asnumpy() for n, c in zip(nets, places))
+    assert_all_near([found], [expected], **LIMITS)
 
 
 def test_cuda_graphs_are_refused(monkeypatch):
@@ -117,15 +100,3 @@ def test_cuda_graphs_are_refused(monkeypatch):
     text = r"'\w+' .*gpu\(0\).*MXNET_ENABLE_CUDA_GRAPHS=1"
     with autograd.record(), pytest.raises(mx.MXNetError, match=text):
         net(x).wait_to_read()
-
-
-def test_memory_is_mxnets():
-    """A layer allocates nothing beside MXNet's pool, also where it keeps x."""
-    contexts = gpus(1)
-    count = getattr(load(), "emulated_cuda_allocations", None)
-    if count is None:
-        pytest.skip("counts the calls of an emulated runtime")
-    net = make_net(contexts)
-    net[0].gamma.set_data(mx.nd.zeros(6, dtype="float64"))  # x of all channels is kept
-    results(*queue(net, contexts, 0))
-    assert count() == 0

@@ -86,17 +86,10 @@ def test_raise_names_the_shard(row, device, bad, devices):
     assert np.isfinite(call(devices, layer, GOOD)).all()
 
 
-@pytest.mark.parametrize(
-    "values, pattern",
-    [
-        ((-1e20, 1e20, 1e20), "whole batch.*finite"),
-        ((np.nan, 1, np.nan), r"channel 1.*cpu\([01]\)"),
-    ],
-)
-def test_all_or_no_shards_are_finite(values, pattern, devices):
+def test_finite_shards_of_a_batch_that_is_not_finite(devices):
     x = GOOD.copy()
-    x[:, 1], x[0, 1], x[4, 1] = values[1], values[0], values[2]
-    with pytest.raises(mx.MXNetError, match=pattern):
+    x[:, 1], x[0, 1] = 1e20, -1e20
+    with pytest.raises(mx.MXNetError, match="whole batch.*finite"):
         call(devices, make_layer(devices, nonfinite="raise"), x)
     gluon_syncbn.recover()
 

@@ -1,4 +1,4 @@
-"""Parameter files and exported symbols: nn.BatchNorm's, one set for all devices."""
+"""Parameter files, which nn.BatchNorm can load, and exported symbols."""
 
 from gluon_syncbn import SyncBatchNorm
 from gluon_syncbn.mxnet_private.parameters import contexts_of
@@ -46,13 +46,6 @@ def test_batch_norm_loads_and_saves_the_same_files(devices, tmp_path):
     np.testing.assert_allclose(plain(batch()).asnumpy(), y, rtol=1e-4, atol=1e-5)
 
 
-LOAD = """
-import sys, gluon_syncbn
-from support.helpers import imported
-imported(sys.argv[1])
-"""
-
-
 def test_an_export_runs_in_its_process_only(tmp_path):
     """It runs in every mode, also if it was traced for static_shape."""
     net, x = conv_net(SyncBatchNorm), batch()
@@ -67,7 +60,8 @@ def test_an_export_runs_in_its_process_only(tmp_path):
         again = set_mode(imported(tmp_path / "net"), mode)
         for _ in range(5):
             np.testing.assert_allclose(gradient(again, x), expected, 1e-3, 1e-5)
-    error = run_python(LOAD, tmp_path / "net").stderr
+    program = "import sys; from support.helpers import imported; imported(sys.argv[1])"
+    error = run_python(program, tmp_path / "net").stderr
     assert "SyncBatchNorm layer that is not in this process" in error
     assert "Call gluon_syncbn.revert_sync_batchnorm(net) before" in error
 

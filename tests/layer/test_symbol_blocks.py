@@ -1,4 +1,4 @@
-"""SymbolBlocks: layers that are nodes in a graph, of SyncBatchNorm or converted."""
+"""Layers in the graph of a SymbolBlock: exported SyncBatchNorms and converted nodes."""
 
 import copy
 import warnings
@@ -40,19 +40,6 @@ DATA = mx.sym.var("data")
 
 def node():
     return SymbolBlock(mx.sym.BatchNorm(DATA, name="bn", fix_gamma=False), DATA)
-
-
-def test_epsilon_of_a_node_that_does_not_name_one():
-    """MXNet takes a float32's 0.001, which float64 tells from 0.001."""
-    x, outputs = 0.01 * mx.nd.random.normal(shape=(3, 7, 6), dtype="float64"), []
-    for convert in convert_sync_batchnorm, lambda *_: None:
-        net = node()
-        net.cast("float64")
-        net.initialize(mx.init.One())
-        convert(net, 1)
-        with autograd.train_mode():
-            outputs.append(net(x).asnumpy())
-    assert_near(*outputs, "float64", count=18)
 
 
 def test_a_copy_has_layers_of_its_own():

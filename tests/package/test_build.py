@@ -1,6 +1,8 @@
-"""Building: a source distribution, and its wheel with all modules and the commit."""
+"""Building: compilers, a source distribution, and its wheel with modules and commit."""
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -38,6 +40,37 @@ def test_without_a_compiler_the_build_ends_in_one_sentence(tmp_path):
     (*_, text) = result.stderr.splitlines()
     assert text.startswith("building gluon_syncbn needs a C++ compiler such as g++, bu")
     assert "Install one, or a wheel of gluon_syncbn" in text
+
+
+# The build takes the first architecture of each; its code runs on the later ones.
+GENERATIONS = {5, 6, 7, 8, 9}
+
+
+@pytest.mark.skipif(
+    not (gluon_syncbn.features()["cuda"] and shutil.which("nvcc"))
+    or "CUDAARCHS" in os.environ,
+    reason="CUDAARCHS is set, or there are no CUDA kernels or no nvcc",
+)
+def test_library_has_an_architecture_of_each_generation():
+    *real, virtual = gluon_syncbn.features()["cuda_architectures"]
+    known = run_tool("nvcc", "--list-gpu-arch")
+    expected = {int(n) // 10 for n in re.findall(r"compute_(\d+)\b", known)}
+    assert {int(name[:2]) // 10 for name in real} == expected & GENERATIONS
+    assert virtual == real[-1].replace("real", "virtual")
+
+
+def test_asked_for_cuda_without_nvcc(tmp_path):
+    """GLUON_SYNCBN_CUDA=1 makes the absence of nvcc an error."""
+    no_nvcc = {"GLUON_SYNCBN_CUDA": "1", "CUDACXX": str(tmp_path / "no_such_nvcc")}
+    result = subprocess.run(
+        ["cmake", "-S", ROOT / "src", "-B", tmp_path, "-G", "Ninja"],
+        env={**os.environ, **no_nvcc},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode != 0
+    assert "GLUON_SYNCBN_CUDA=1, but there is no nvcc" in result.stderr
 
 
 def files_below(folder):

@@ -62,7 +62,7 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
 def programs():
     """Return every program for several processes; programs that shut down come last.
 
-    test_kvstore.py runs the programs for MXNet's kvstore.
+    test_training.py runs the programs for MXNet's kvstore.
     """
     modules = Sybil(
         [docstrings.PythonCodeBlockParser()],

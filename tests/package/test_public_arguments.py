@@ -1,4 +1,4 @@
-"""Every public function refuses a wrong argument in one sentence that names both."""
+"""Every public function refuses a wrong argument in one sentence that names it."""
 
 import inspect
 from fractions import Fraction

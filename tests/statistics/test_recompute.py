@@ -11,14 +11,7 @@ from mxnet import autograd
 from mxnet.gluon import SymbolBlock, nn
 from mxnet.gluon.data import ArrayDataset, DataLoader
 from support import reference
-from support.blocks import (
-    MXNETS_LAYER,
-    Function,
-    Same,
-    gluon_1_only,
-    in_threads,
-    sharing,
-)
+from support.blocks import Function, Same, gluon_1_only, in_threads, sharing
 from support.helpers import (
     assert_all_near,
     assert_near,
@@ -82,13 +75,10 @@ def kinds_of(net):
 KINDS = [
     (initialized, SyncBatchNorm),
     (initialized, nn.BatchNorm),
-    (initialized, getattr(nn, "BatchNormReLU", nn.BatchNorm)),  # MXNet 1.8 brought it
-    (initialized, MXNETS_LAYER),
     pytest.param(graph_of, nn.BatchNorm, marks=gluon_1_only("blocks take no symbols")),
 ]
 
 
-@pytest.mark.filterwarnings("ignore:Caution using SyncBatchNorm")
 @pytest.mark.parametrize("mode", ["imperative", "static_shape"])
 @pytest.mark.parametrize("way", ["one context", "Devices", "make_parallel"])
 @pytest.mark.parametrize("make, norm", KINDS)
@@ -265,7 +255,7 @@ def net_of_one(contexts, parallel):
 @pytest.mark.parametrize("mode", ["imperative", "static_shape"])
 @pytest.mark.parametrize("count, parallel", [(1, False), (1, True), (2, True)])
 def test_only_its_own_calls_count(count, parallel, mode):
-    """Pseudo-labels, and another thread that predicts, have the former statistics."""
+    """Predictions meanwhile, also in another thread, use the former statistics."""
     net = set_mode(net_of_one(cpus(count), parallel), mode)
     x, predictions = nd.array([[1000.0], [1000.0]]), []
 

@@ -11,7 +11,6 @@ import time
 from ctypes import CFUNCTYPE, c_void_p, cast, py_object
 from pathlib import Path
 
-from gluon_syncbn.compat import IS_GLUON_2
 from gluon_syncbn.mxnet_private.arrays import push
 from gluon_syncbn.mxnet_private.parameters import is_summed
 
@@ -152,13 +151,9 @@ def assert_all_near(results, expected, dtype="float64", count=1, scale=1.0):
         assert_near(result, right, dtype, count, scale=scale * largest)
 
 
-def operators(net, x=None):
-    """Return the operators in the graph of a net that has one input, like `x`."""
-    if IS_GLUON_2:
-        _, symbol = net._get_graph(x)
-        net._clear_cached_op()
-    else:
-        symbol = mx.sym.Group(list(net(mx.sym.var("data"))))
+def operators(net):
+    """Return the operators in the graph of a net that has one input."""
+    symbol = mx.sym.Group(list(net(mx.sym.var("data"))))
     return [node["op"] for node in json.loads(symbol.tojson())["nodes"]]
 
 

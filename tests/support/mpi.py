@@ -96,7 +96,7 @@ def start(ranks, body, *arguments, init=INIT, alive_until=None, **environment):
     )
 
 
-def finish(process, status=0):
+def finish(process):
     """Wait for the ranks to end; return what they printed."""
     try:
         output, _ = process.communicate(timeout=SECONDS + 20)
@@ -104,8 +104,6 @@ def finish(process, status=0):
         os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()
         raise AssertionError(f"the ranks did not end: {output[-6000:]}") from None
-    if status is not None:
-        assert process.returncode == status, output[-6000:]
     return output
 
 
@@ -120,12 +118,9 @@ for name, program in {programs!r}.items():
 """
 
 
-def run_ranks(ranks, body, *arguments, status=0, **options):
-    """Run `body` on each rank; return all output. Every rank has to print 'done'."""
-    output = finish(
-        start(ranks, body + "\nprint('done', flush=True)", *arguments, **options),
-        status,
-    )
-    if status == 0:
-        assert output.count("done") == ranks, output[-6000:]
-    return output
+def run_ranks(ranks, body, *arguments, **options):
+    """Run `body` on each rank. Every rank has to print 'done' and to end well."""
+    body += "\nprint('done', flush=True)"
+    process = start(ranks, body, *arguments, **options)
+    output = finish(process)
+    assert process.returncode == 0 and output.count("done") == ranks, output[-6000:]

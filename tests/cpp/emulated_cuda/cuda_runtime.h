@@ -6,9 +6,12 @@
 // The threads of a block are fibers of the calling thread (fibers.cc) and run until they wait.
 // Blocks run one after the other, so `__shared__` is a static variable of the calling thread.
 #pragma once
+#include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 
@@ -34,14 +37,12 @@ inline void __threadfence() {}
 
 namespace emulated {
 
-constexpr int kMultiprocessors = 3;
-
 // Runs `thread` for every thread of every block.
 void Run(unsigned blocks, unsigned threads, const std::function<void()>& thread);
 
 }  // namespace emulated
 
-// ---- the runtime, runtime.cc -------------------------------------------------------------------
+// ---- the runtime -------------------------------------------------------------------------------
 
 enum cudaError_t { cudaSuccess, cudaErrorMemoryAllocation };
 enum cudaMemcpyKind { cudaMemcpyDefault };
@@ -57,43 +58,115 @@ struct cudaDeviceProp {
 typedef struct CUevent_st* cudaEvent_t;
 typedef struct CUstream_st* cudaStream_t;
 
+extern "C" int* emulated_device();  // driver.c
+
 namespace emulated {
 
+constexpr int kDevices = 4, kMultiprocessors = 3;
+inline std::atomic<int> allocations{0};  // device and pinned memory
+// The number of calls of this thread before one fails; a negative number means that none fails.
+inline thread_local int calls_left = -1;
+
 // Counts a call of this thread, and returns its status.
-cudaError_t Call();
-// Makes the call after the next `calls` calls of this thread fail; a negative number disables it.
-void FailAfter(int calls);
+inline cudaError_t Call() {
+  if (calls_left < 0) return cudaSuccess;
+  return calls_left-- == 0 ? cudaErrorMemoryAllocation : cudaSuccess;
+}
+
 // The thread's current device, which CurrentDevice sets and restores.
-int& Device();
+inline int& Device() { return *emulated_device(); }
+
+inline cudaStream_t StreamOf(int device) {
+  return reinterpret_cast<cudaStream_t>(static_cast<intptr_t>(device + 1));
+}
+
 // Aborts unless the stream is null or a stream of the thread's current device.
-void CheckStream(cudaStream_t stream);
-// The number of allocations of device and pinned memory by all threads.
-int Allocations();
+inline void CheckStream(cudaStream_t stream) {
+  if (stream == nullptr || stream == StreamOf(Device())) return;
+  std::fprintf(stderr, "emulated launch: the stream is not one of device %d\n", Device());
+  std::abort();
+}
+
+// The memory is initially NaN.
+inline cudaError_t Allocate(void** memory, size_t bytes) {
+  if (const cudaError_t status = Call()) return status;
+  ++allocations;
+  *memory = std::malloc(bytes);
+  std::memset(*memory, 0xff, bytes);
+  return cudaSuccess;
+}
 
 }  // namespace emulated
 
-const char* cudaGetErrorString(cudaError_t status);
-const char* cudaGetErrorName(cudaError_t status);
-cudaError_t cudaGetLastError();
-cudaError_t cudaSetDevice(int device);
-cudaError_t cudaGetDevice(int* device);
-cudaError_t cudaGetDeviceCount(int* count);
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
-cudaError_t cudaDeviceGetAttribute(int* value, int attribute, int device);
-cudaError_t cudaMalloc(void** memory, size_t bytes);
-cudaError_t cudaMallocManaged(void** memory, size_t bytes);
-cudaError_t cudaFree(void* memory);
-cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned flags);
-cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind);
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
-                            cudaStream_t stream);
-cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream);
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
-cudaError_t cudaStreamSynchronize(cudaStream_t stream);
-cudaError_t cudaEventCreate(cudaEvent_t* event);
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
-cudaError_t cudaEventSynchronize(cudaEvent_t event);
-cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end);
+inline const char* cudaGetErrorString(cudaError_t) { return "out of memory"; }
+inline const char* cudaGetErrorName(cudaError_t) { return "cudaErrorMemoryAllocation"; }
+inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+
+inline cudaError_t cudaSetDevice(int device) {
+  const cudaError_t status = emulated::Call();
+  if (status == cudaSuccess) emulated::Device() = device;
+  return status;
+}
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = emulated::Device();
+  return emulated::Call();
+}
+inline cudaError_t cudaGetDeviceCount(int* count) {
+  *count = emulated::kDevices;
+  return cudaSuccess;
+}
+inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  std::strcpy(properties->name, "an emulated GPU");
+  return emulated::Call();
+}
+inline cudaError_t cudaDeviceGetAttribute(int* value, int, int) {
+  *value = emulated::kMultiprocessors;
+  return emulated::Call();
+}
+
+inline cudaError_t cudaMalloc(void** memory, size_t bytes) {
+  return emulated::Allocate(memory, bytes);
+}
+inline cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {
+  return emulated::Allocate(memory, bytes);
+}
+inline cudaError_t cudaMallocManaged(void** memory, size_t bytes) {
+  *memory = std::malloc(bytes);
+  return cudaSuccess;
+}
+inline cudaError_t cudaFree(void* memory) {
+  std::free(memory);
+  return emulated::Call();
+}
+inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+  std::memcpy(to, from, bytes);
+  return emulated::Call();
+}
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                                   cudaStream_t) {
+  return cudaMemcpy(to, from, bytes, kind);
+}
+inline cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t) {
+  std::memset(memory, value, bytes);
+  return emulated::Call();
+}
+
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  *stream = emulated::StreamOf(emulated::Device());
+  return emulated::Call();
+}
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return emulated::Call(); }
+
+inline cudaError_t cudaEventCreate(cudaEvent_t* event) {
+  *event = nullptr;
+  return emulated::Call();
+}
+inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return emulated::Call(); }
+inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return emulated::Call(); }
+inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t, cudaEvent_t) {
+  *milliseconds = 1;
+  return emulated::Call();
+}
 
 // ---- what kernels call -------------------------------------------------------------------------
 

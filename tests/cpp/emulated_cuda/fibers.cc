@@ -5,8 +5,6 @@
 // call each time, and the C library's setjmp and longjmp look for cleanup handlers.
 #include <ucontext.h>
 
-#include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <vector>
 

@@ -1,0 +1,162 @@
+"""Two processes train like one; MXNet's kvstore beside MPI.
+
+Layers synchronize over MPI. MPI or the kvstore sums gradients: a scheduler, a server
+and two workers run here, as MXNet's tools/launch.py starts them.
+"""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+
+from gluon_syncbn import SyncBatchNorm
+
+import pytest
+from mxnet.gluon import Trainer, nn
+from support.blocks import gluon_1_only
+from support.helpers import ROOT, differentiate
+from support.mpi import SECONDS, needs_mpi, run_ranks
+from support.nd import nd
+
+pytestmark = pytest.mark.timeout(2 * SECONDS)
+
+# All of a scheduler's and a server's program: MXNet's import runs them.
+BEGIN = f"""
+import faulthandler
+faulthandler.dump_traceback_later({SECONDS}, exit=True)
+import gluon_syncbn
+"""
+
+TRAIN = """
+import warnings
+from support.helpers import assert_all_near, copy_parameters, values
+warnings.simplefilter('error', UserWarning)
+
+rng = np.random.default_rng(0)
+data, labels = rng.normal(1, 2, (13, 3, 6, 6)), rng.normal(size=(13, 5))
+SGD = 'sgd', dict(learning_rate=0.03, momentum=0.5, wd=1e-3)
+
+def make(norm, seed, contexts=None):
+    mx.random.seed(seed)
+    net = nn.HybridSequential(**prefixed('net_'))
+    with name_scope(net):
+        for channels, inputs in (4, 3), (6, 4):
+            net.add(nn.Conv2D(channels, 3, padding=1, in_channels=inputs))
+            net.add(norm(in_channels=channels, momentum=0.5), nn.Activation('relu'))
+        net.add(nn.Dense(5, in_units=6 * 36))
+    net.cast('float64')
+    if contexts:
+        gluon_syncbn.make_parallel(net, contexts)
+    net.initialize(mx.init.Xavier())
+    return net
+
+def train(net, trainer, batches, sizes):
+    losses = []
+    for rows, size in zip(batches, sizes):
+        x, y = (nd.array(v[rows], dtype='float64') for v in (data, labels))
+        with autograd.record():
+            loss = ((net(x) - y) ** 2).sum()
+        loss.backward()
+        trainer.step(size)
+        losses.append(loss.asnumpy().item())
+    mx.nd.waitall()  # MXNet may hang where a kvstore ends with work in flight
+    return np.array(losses)
+
+sampler = distributed.ShardSampler(13, 3, seed=1)
+batches = [rows for epoch in range(3) for rows in sampler]  # the last wraps around
+whole = [a + b for a, b in zip(*MPI.COMM_WORLD.allgather(batches))]
+for kind in sys.argv[1:]:
+    is_ours = kind == 'distributed'  # it makes ranks equal, and sums their rows
+    contexts = [mx.cpu(0), mx.cpu(1)][: 2 - rank]
+    net = make(SyncBatchNorm, 7 + rank * is_ours, contexts)
+    if is_ours:
+        trainer = distributed.Trainer(net, *SGD)
+    else:
+        options = dict(kvstore='dist_sync', update_on_kvstore=kind == 'servers')
+        trainer = mx.gluon.Trainer(net.collect_params(), *SGD, **options)
+    single = make(nn.BatchNorm, 7)
+    copy_parameters(net, single)
+    one = mx.gluon.Trainer(single.collect_params(), *SGD)
+    # A server's optimizer keeps the size of the first step.
+    sizes = list(map(len, whole)) if is_ours else [3] * len(whole)
+    own_sizes = map(len, batches) if is_ours else sizes
+    losses = MPI.COMM_WORLD.allreduce(train(net, trainer, batches, own_sizes))
+    expected = [train(single, one, whole, sizes), *values(single)]
+    # The count of terms includes all steps; servers sum in float32.
+    limits = 'float32' if kind == 'servers' else 'float64', len(whole) * 13 * 36
+    assert_all_near([losses, *values(net)], expected, *limits)
+    momenta = [m.asnumpy() for m in trainer._updaters[0].states.values()]
+    assert len(momenta) == 10 * (kind != 'servers')
+    assert_same_bits(*values(net), *momenta)
+    gluon_syncbn.check_replicas(net)
+"""
+
+
+@contextmanager
+def worker_variables():
+    """Start a scheduler and a server for two workers; both have to end after them."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    variables = {
+        "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_PORT": str(port),
+        "DMLC_NODE_HOST": "127.0.0.1",
+        "DMLC_NUM_SERVER": "1",
+        "DMLC_NUM_WORKER": "2",
+    }
+    others = [
+        subprocess.Popen(
+            [sys.executable, "-c", BEGIN],
+            env={**os.environ, **variables, "DMLC_ROLE": role},
+        )
+        for role in ("scheduler", "server")
+    ]
+    try:
+        yield {**variables, "DMLC_ROLE": "worker"}
+        assert [process.wait(SECONDS) for process in others] == [0, 0]
+    finally:
+        for process in others:
+            process.kill()
+            process.wait()
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    "kinds",
+    [("distributed", "workers"), pytest.param(("servers",), marks=pytest.mark.full)],
+    ids="-".join,
+)
+def test_training_equals_one_process(kinds):
+    """Our trainer sums gradients, or MXNet's kvstore does; workers or servers update.
+
+    Each worker ends with status 0, although a net lives as long as the program.
+    ps-lite aborts a process whose kvstore lives longer than the interpreter.
+    """
+    with worker_variables() as variables:
+        run_ranks(2, TRAIN, *kinds, **variables)
+
+
+@needs_mpi
+@gluon_1_only("the page has programs for Gluon 1")
+def test_the_programs_of_the_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "guides" / "kvstore.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"<!-- tested: (\w+) -->\n\n```python\n(.*?)```", page, re.S)
+    run_ranks(2, dict(blocks)["servers"] + dict(blocks)["kvstore"], init="")
+    assert (tmp_path / "net.params").exists()
+
+
+def test_workers_that_no_mpirun_connected_are_warned(monkeypatch):
+    """The warning names the first layer that is not alone on purpose."""
+    workers_of = "gluon_syncbn.mxnet_private.trainers.workers_of"
+    monkeypatch.setattr(workers_of, lambda trainer: 2)
+    net = nn.HybridSequential()
+    net.add(SyncBatchNorm(group="process"), SyncBatchNorm())
+    net.initialize()
+    trainer = Trainer(net.collect_params(), "sgd")
+    differentiate(net, nd.ones((2, 3)))
+    layer = net[1]._sync.name
+    with pytest.warns(UserWarning, match=f"2 workers.*'{layer}'.*mpirun"):
+        trainer.step(2)
