@@ -185,7 +185,7 @@ def read(batches):
         (["gone"], KeyError, "gone"),
         ([X, X[:, :2]], ValueError, "3 channels"),
         ([X, X * np.inf], ValueError, "finite"),
-        ([X, X * 1e21], ValueError, "running_var.* finite"),  # in float64 it is
+        ([X, X * 1e21], ValueError, "running_var.* finite"),  # float64 can hold it
         ([], ValueError, "batch"),
         ([X, X[:0]], ValueError, r"axis 0, got 0|got shape \(0"),
     ],
