@@ -107,7 +107,7 @@ def results_of(program, contexts):
     nets = started(RandomNet(program), contexts), started(dense(), contexts, seed=2)
     net, other = nets
     set_mode(net.body, program.mode)
-    settings = {"learning_rate": 0.001, "momentum": 0.5}
+    settings = {"learning_rate": 1e-5, "momentum": 0.5}
     trainer = Trainer(net.collect_params(), "sgd", settings)
     if program.accumulates:
         # MXNet 1.6 does not add the gradients of its own BatchNorm.
@@ -177,7 +177,7 @@ def change(program, net, trainer, kept):
         clip_gradients(parameters)
     if kind == "own optimizer":
         for parameter in parameters:
-            parameter.data()[:] -= 0.001 * parameter.grad()
+            parameter.data()[:] -= 1e-5 * parameter.grad()
     elif kind == "reduce and clip":
         trainer.update(1, ignore_stale_grad=True)
     else:
