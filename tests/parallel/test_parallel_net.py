@@ -170,7 +170,7 @@ class OwnDense(Function):
 
 @pytest.mark.parametrize("contexts", [[1, 2], [1, 0]])  # cpu(0) is the current context
 def test_arrays_that_the_program_changes_on_any_context(contexts):
-    """The gradient is 3. The program divides it by 3 on one of the contexts."""
+    """The gradient is 3. The program divides it by 3, or sets the weight to 6."""
     contexts, data = [mx.cpu(k) for k in contexts], nd.array([[1], [2]])
     net = make_parallel(nn.Dense(1, in_units=1, use_bias=False), contexts)
     net.initialize(mx.init.One())
@@ -194,6 +194,7 @@ def test_arrays_that_the_program_changes_on_any_context(contexts):
     step(lambda: net.weight.grad(contexts[1]).__itruediv__(3))
     step(change_and_read_another)
     step(lambda: net.weight.data().grad.__itruediv__(3))
+    step(lambda: net.weight.data(contexts[1]).__setitem__(slice(None), 6))
     net.weight.data(contexts[1])[:] = 7
     net.weight.data(contexts[0])
     assert net(data).asnumpy().tolist() == [[7], [14]]
