@@ -30,7 +30,7 @@ from ..mxnet_private.blocks import (
     is_traced,
     name_of,
 )
-from ..mxnet_private.graphs import count_scopes, scope_number
+from ..mxnet_private.graphs import count_scopes, record_operator, scope_number
 from ..mxnet_private.parameters import (
     collect_lent,
     contexts_of,
@@ -42,7 +42,7 @@ from ..native import failures, steps
 from ..native.failures import warn
 from .backward import replace_backward
 from .devices import Devices, OwnThreads, inside_map
-from .recorded_call import RecordedCall
+from .recorded_call import RecordedCall, refuse_losses, variables_on
 from .replicas import only_participants, unchanged
 from .shards import Shards, check_same_form, common_form, join_shards
 
@@ -129,8 +129,7 @@ class ParallelForward(ForwardOnDevices):
         rows, expected = shards.rows, None
         has_equal_rows = len(rows) > 1 and len(set(rows)) == 1
         if has_equal_rows and not known:
-            with autograd.pause(is_training):
-                expected = self._form_of_other_rows(args, shards, parameters)
+            expected = self._form_of_other_rows(args, shards, parameters)
         if is_training and not self._settings and max(rows) <= 2:
             self._warn_of_few_rows(max(rows))
 
@@ -277,6 +276,7 @@ class ParallelForward(ForwardOnDevices):
         contexts, count = self.devices.contexts, 3 if shards.rows[0] == 2 else 2
         first = contexts[:1]
         devices = _look_ahead_devices(tuple(contexts))
+        begin = record_operator() if autograd.is_recording() else None
 
         def run(*args):
             try:
@@ -294,6 +294,8 @@ class ParallelForward(ForwardOnDevices):
                 stack.enter_context(participants)
             (output,) = devices.map_first(run, *zip(*few.arguments))
             self.net.apply(forget_graph)  # static graphs keep the thread's generator
+        if begin is not None:
+            refuse_losses(self.net, begin, variables_on(first[0], parameters))
         if output is None:
             return None
         return common_form([output], [flatten(output)], few, needs_rows=False)

@@ -44,6 +44,16 @@ class Span(NamedTuple):
 _spans: Any = collections.deque(maxlen=100)
 
 
+def refuse_losses(net: mx.gluon.Block, begin: mx.nd.NDArray, variables: set) -> None:
+    """Refuse losses that depend on operators recorded since `begin`.
+
+    `begin` is a result of `record_operator`, and `variables` are the names of all
+    variables that the operators' graphs may have.
+    """
+    ends = [begin, graphs.record_operator()]
+    _spans.append(Span(name_of(net), ends, variables))
+
+
 def any_recorded() -> bool:
     return bool(_calls or _spans)
 
@@ -113,8 +123,7 @@ class RecordedCall:
         are_trained = [self._check_variables(*place, known) for place in places]
         if len(contexts) > 1 or axis is None:
             names = set().union(*known.values(), *self._device_inputs)
-            ends = [self._begin, graphs.record_operator()]
-            _spans.append(Span(name_of(self._net), ends, names))
+            refuse_losses(self._net, self._begin, names)
         joined = [self._join_output(shards, are_trained) for shards in zip(*outputs)]
         self._leaf_names = list(zip(*(names for _, names in joined)))
         return [output for output, _ in joined]
@@ -127,9 +136,7 @@ class RecordedCall:
         names = graphs.variables_behind(outputs)
         foreign = names - inputs.keys() - known.get(context, set())
         if foreign or context not in known:
-            arrays = [data for p in self.parameters for data in data_of(p)]
-            here = [data for data in arrays if data.context == context]
-            known[context] = set(graphs.names_of(here))
+            known[context] = variables_on(context, self.parameters)
         foreign -= known[context]
         if foreign:
             raise ValueError(
@@ -207,6 +214,12 @@ class RecordedCall:
         self.cut_leaves = {}
         del self._shards
         _calls.pop(id(self), None)
+
+
+def variables_on(context: mx.Context, parameters: Iterable) -> set[str | None]:
+    """Return the names of the parameters' variables on a context."""
+    arrays = [data for parameter in parameters for data in data_of(parameter)]
+    return set(graphs.names_of(data for data in arrays if data.context == context))
 
 
 def _without_duplicates(leaves):

@@ -98,7 +98,7 @@ for used in (0, 1, 2), (1, 0, 1), (0, 0, 0), (2, 0, 0):
         found = [layer.weight.data(context).asnumpy().item() for layer in net]
         assert found == weights.tolist(), (used, found, weights)
 """,
-    # The other rank is not told, so the ranks go on.
+    # Other ranks are not told, so they continue.
     "a failure in prediction": """
 layer = SyncBatchNorm(in_channels=1)
 layer.initialize()
@@ -108,7 +108,8 @@ def mean_of_training():
         layer(nd.full((2, 1), 10 * rank)).wait_to_read()
     return layer.running_mean.data().asnumpy().item()
 
-assert mean_of_training() == 0.5
+of_batch = 5 * (size - 1)
+assert abs(mean_of_training() - 0.1 * of_batch) < 1e-5
 if rank == 1:
     used = layer.gamma, layer.beta, layer.running_mean, layer.running_var
     gamma, beta, mean, var = (p.data().as_nd_ndarray() for p in used)
@@ -118,7 +119,7 @@ if rank == 1:
     y = mx.nd.Custom(*inputs, **names)
     assert 'valid rows' in error_of(y.wait_to_read)
     gluon_syncbn.recover()
-assert abs(mean_of_training() - 0.95) < 1e-6
+assert abs(mean_of_training() - 0.19 * of_batch) < 1e-5
 """,
 }
 

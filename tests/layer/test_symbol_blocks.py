@@ -66,7 +66,7 @@ def test_a_trainer_waits_for_the_layers_of_a_graph():
     net = SymbolBlock(SyncBatchNorm(in_channels=1)(DATA), DATA)  # its own parameters
     net.initialize()
     trainer = Trainer(convert_sync_batchnorm(net).collect_params(), "sgd")
-    assert "step" in vars(trainer)
+    assert type(trainer) is not Trainer  # a subclass that waits
 
 
 class Branches(HybridBlock):
