@@ -103,7 +103,8 @@ class Replicas:
     def __init__(self, parameter: Any, here: Any) -> None:
         self._parameter, self._here = parameter, here
         self.is_summed = False  # each device has the gradient of the whole batch
-        # {"_data" or "_grad": the context of the array that the program got last}
+        # {"_data" or "_grad": {context of an array that the program got: its value
+        # then, or None for the first one}}
         self.lent: dict = {}
 
     def __call__(self, arrays: Any, context: Any) -> Any:
@@ -113,15 +114,17 @@ class Replicas:
         is_for_program = not self._here.contexts and context is not list
         if not is_for_program or not arrays or len(arrays) == 1:
             return get(parameter, arrays, context)
+        kind = "_grad" if arrays is parameter._grad else "_data"
         if context is None:
             context = mx.context.current_context()
             if context not in contexts_of(parameter):
                 context = self.contexts[0]
+            if context not in self.lent.get(kind, {context}):
+                collect_lent([parameter], kind)
         array = get(parameter, arrays, context)
-        kind = "_grad" if arrays is parameter._grad else "_data"
-        if self.lent.get(kind, context) != context:
-            collect_lent([parameter], kind)
-        self.lent[kind] = context
+        lent = self.lent.setdefault(kind, {})
+        if context not in lent:
+            lent[context] = array.copy() if lent else None
         return array
 
     def value(self) -> mx.nd.NDArray:
@@ -135,17 +138,30 @@ class Replicas:
         return next(a for a in arrays if a.context == first).copyto(mx.cpu())
 
     def collect(self, kind: str) -> None:
-        """Copy the array that the program got to the other devices."""
-        arrays = getattr(self._parameter, kind) or ()
-        # A program may also get a gradient as an attribute of `data()`.
-        context = self.lent.get(kind, self.lent.get("_data"))
-        source = next((a for a in arrays if a.context == context), None)
-        if source is not None:  # else the parameter has been moved
-            with mx.autograd.pause():
-                copy_to_others(source, arrays)
-        # The parameter has one reference, this call two. The program may have another.
-        if source is None or sys.getrefcount(source) <= 3:
-            self.lent.pop(kind, None)
+        """Copy the array that the program has changed to the other devices.
+
+        A program that changes the arrays of several contexts changes them equally, so
+        the latest array that differs from its earlier value is right.
+        """
+        arrays, source = getattr(self._parameter, kind) or (), None
+        lent = self.lent.pop(kind, None)
+        if lent is None:  # a gradient is also an attribute of `data()`
+            lent = dict.fromkeys(list(self.lent["_data"])[-1:])
+        for context, former in lent.items():
+            array = next((a for a in arrays if a.context == context), None)
+            if array is not None:  # else the parameter has been moved
+                if source is None or (array.asnumpy() != former.asnumpy()).any():
+                    source = array
+        if source is None:
+            return
+        with mx.autograd.pause():
+            copy_to_others(source, arrays)
+        array = source = None
+        # The list, this loop and the call have references. The program may have one.
+        kept = [a for a in arrays if a.context in lent and sys.getrefcount(a) > 3]
+        if kept:
+            former = [None, *(a.copy() for a in kept[1:])]
+            self.lent[kind] = dict(zip((a.context for a in kept), former))
 
 
 def replicate(parameter: Any, contexts: Sequence, here: Any) -> bool:

@@ -24,7 +24,6 @@ LAYERS = {
     "gluon_syncbn": lambda count: gluon_syncbn.SyncBatchNorm(num_devices=count),
     "BatchNorm": lambda count: nn.BatchNorm(),
     "contrib": lambda count: contrib.nn.SyncBatchNorm(num_devices=count),
-    None: lambda count: nn.HybridLambda("identity"),
 }
 # The operators before and after a layer.
 PLACES = {
@@ -40,7 +39,8 @@ def step_of(place, mode, name, devices, x, dy):
     """Verify a layer and return a function that runs forward and backward."""
     net, ones = nn.HybridSequential(), np.ones(x.shape[1])
     before, after = (PLACES[place](len(ones)) for _ in range(2))
-    net.add(before, LAYERS[name](len(devices)), after)
+    layers = [] if name is None else [LAYERS[name](len(devices))]
+    net.add(before, *layers, after)
     net.initialize(ctx=devices.contexts)
     set_mode(net, mode)
     shards = devices.split(x), devices.split(dy)
@@ -65,7 +65,7 @@ def measure(count, shape, repetitions):
     x = rng.normal(3, 2, shape).astype("float32")
     dy = rng.normal(size=shape).astype("float32")
     devices = gluon_syncbn.Devices([mx.cpu(k) for k in range(count)])
-    cases = [*itertools.product(PLACES, MODES, LAYERS)]
+    cases = [*itertools.product(PLACES, MODES, [*LAYERS, None])]
     steps = {case: step_of(*case, devices, x, dy) for case in cases}
     times = benchmarking.take_turns(steps, repetitions)
     for place, mode, name in cases:

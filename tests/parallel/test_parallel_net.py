@@ -189,6 +189,12 @@ def test_arrays_that_the_program_changes_on_any_context(contexts):
         net.weight.grad(contexts[1])[:] /= 3
         net.weight.grad(contexts[0])
 
+    def change_all(get, change):
+        for context in contexts:
+            change(get(context))
+
+    step(lambda: change_all(net.weight.grad, lambda grad: grad.__itruediv__(3)))
+    step(lambda: change_all(net.weight.data, lambda data: data.__iadd__(2)))
     step(lambda: net.weight.grad().__itruediv__(3))
     step(lambda: net.weight.grad(contexts[0]).__itruediv__(3))
     step(lambda: net.weight.grad(contexts[1]).__itruediv__(3))
