@@ -276,12 +276,9 @@ void Table::Advance(const Shared& exchange) {
 }
 
 void Table::Finish(const Shared& exchange, Numbers result) {
-  Message answer;
-  answer.kind = MessageKind::kResult;
-  answer.key = exchange->key;
-  answer.numbers = result;
+  Message answer{MessageKind::kResult, exchange->key, {}, {}, std::move(result)};
   for (const Subtree& child : exchange->position.children) peers_.Send(child.rank, answer);
-  exchange->result = std::move(result);
+  exchange->result = std::move(answer.numbers);
   End(exchange, "");
 }
 
