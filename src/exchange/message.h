@@ -33,7 +33,7 @@ struct Message {
 Bytes Encode(const Message& message);
 
 // Returns the message that rank `from` of `size` has sent to `rank`. A part without ranks gets all
-// ranks. Throw Error if Encode cannot have made the bytes, or if a part is not from a child.
+// ranks. Throws Error if Encode cannot have made the bytes, or if a part is not from a child.
 Message Decode(const Bytes& bytes, int from, int rank, int size);
 
 // Throws Error for a second part of `from` and for a part after the reduction.
