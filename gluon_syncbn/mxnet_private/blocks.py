@@ -129,11 +129,15 @@ def forget_graphs_with(parameters: Iterable) -> None:
     Neither a block nor MXNet has a list of the blocks that contain a block, so this
     function asks Python's garbage collector for all blocks.
     """
+    parameters = list(parameters)
     names = {parameter.var().name for parameter in parameters}
     for block in gc.get_objects() if names else ():
         graph = graph_of(block) if issubclass(type(block), HybridBlock) else None
         if graph is not None and not names.isdisjoint(graph.list_inputs()):
-            forget_graph(block)
+            # Another thread may run a net whose parameters have the same names.
+            own = set(map(id, block.collect_params().values()))
+            if not own.isdisjoint(map(id, parameters)):
+                forget_graph(block)
 
 
 def is_hybridized(block: mx.gluon.Block) -> bool:
