@@ -1,4 +1,4 @@
-"""Statistics and messages after batches that are not finite or have one value."""
+"""Statistics and messages after batches with NaN, inf or one value per channel."""
 
 import re
 
@@ -45,7 +45,7 @@ def assert_statistics(layer, devices, mean, var):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_weight_0_excludes_nan(bad, devices):
-    """A weight of 0 must drop a NaN, although 0 * NaN is NaN."""
+    """Momentum 0 must drop an old NaN, and momentum 1 a new one; 0 * NaN is NaN."""
     _, mean, var, _ = reference.forward(GOOD, np.ones(3), np.zeros(3))
     layer = make_layer(devices, momentum=0)
     y = call(devices, layer, spoiled(bad, 1))

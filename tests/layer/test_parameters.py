@@ -47,7 +47,7 @@ def test_batch_norm_loads_and_saves_the_same_files(devices, tmp_path):
 
 
 def test_an_export_runs_in_its_process_only(tmp_path):
-    """It runs in every mode, also if it was traced for static_shape."""
+    """There it runs in every mode, also if it was traced for static_shape."""
     net, x = conv_net(SyncBatchNorm), batch()
     net.initialize(mx.init.Xavier())
     set_mode(net, "static_shape")(x)

@@ -1,6 +1,6 @@
-"""Every program in examples/ runs as its first lines say, in a small size.
+"""Every program in examples/ runs with small sizes, as its first lines describe.
 
-The tests check what programs print.
+The tests check the printed output.
 """
 
 import re

@@ -5,7 +5,7 @@ from support.helpers import run_python
 
 amp = pytest.importorskip("mxnet.contrib.amp", reason="MXNet 2 has another one")
 
-# Small whole numbers, which bfloat16 holds exactly: results have to be the same bits.
+# Small multiples of 0.5, which bfloat16 holds exactly. So results must be equal.
 PROGRAM = """
 import gluon_syncbn
 import mxnet as mx

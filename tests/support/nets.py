@@ -1,4 +1,4 @@
-"""Nets for tests of make_parallel, and the same nets by plain MXNet on one device."""
+"""Nets for tests of make_parallel, which plain MXNet also runs on one device."""
 
 from functools import partial
 
@@ -23,7 +23,7 @@ def dense(units=2, inputs=2, **options):
 
 
 class Net(Function):
-    """Layers, and a function of what they compute."""
+    """Layers, and a function of their output and of the other inputs."""
 
     def __init__(self, *layers, function=None):
         super().__init__()

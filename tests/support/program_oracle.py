@@ -1,4 +1,4 @@
-"""The float64 oracle of a random program's net, with a bound of every right result.
+"""The float64 results of a random program's net, with bounds of their errors.
 
 A net calls a few layers with the batch.
 """
@@ -13,7 +13,7 @@ from support.helpers import split_rows
 STATISTICS = "running_mean", "running_var"
 PARAMETERS = "gamma", "beta"
 
-# An array, and per element how far from it a right result may be.
+# An array, and the largest error that each element of a result may have.
 Value = namedtuple("Value", "value error")
 
 
@@ -46,8 +46,8 @@ def kind_of(dtype):
 class Use:
     """One call of a layer with the whole batch.
 
-    `state` has gamma, beta and running statistics as Values; the attribute `state` has
-    those after the call, and `y` is the output.
+    The argument `state` has gamma, beta and running statistics as Values. The attribute
+    `state` has the Values after the call, and the attribute `y` is the output.
     """
 
     def __init__(self, program, options, state, x, trains):
@@ -104,7 +104,7 @@ class Use:
     def backward(self, dy):
         """Return dx, and the elements whose sums are dgamma and dbeta, as Values."""
         dz, dz_error = self._through_activation(dy)
-        dz_size = abs(dz) + dz_error  # dz may be 0 and x_hat too, of one row
+        dz_size = abs(dz) + dz_error  # dz and x_hat may both be 0 if there is one row
         gamma_inv_std = self._over(self._gamma * self._inv_std)
         terms = dz_size * (1 + self._over(self._largest))
         lost = reference.reconstruction_error(
@@ -130,8 +130,8 @@ class Use:
         dy = np.asarray(dy, np.float64)
         if self._options.activation in (None, "identity"):
             return dy, np.zeros_like(dy)
-        # The error decides on which side of the kink z is. The slope at the kink is the
-        # slope of the negative side, as in MXNet.
+        # Near the kink a rounding error decides which slope z gets. At the kink it gets
+        # the slope of the negative side, as in MXNet.
         near = abs(self._z) <= self._z_error
         error = np.where(near, abs(dy * (1 - self._slope)), 0.0)
         return dy * np.where(self._z > 0, 1.0, self._slope), error
@@ -140,8 +140,8 @@ class Use:
 class Net:
     """The layers of a program that are called with one whole batch.
 
-    The attribute `states` has the state of each layer after the call, and `outputs` are
-    Values.
+    The attribute `states` has the state of each layer after the call. The attribute
+    `outputs` has the outputs as Values.
     """
 
     def __init__(self, program, states, x, trains):
@@ -154,7 +154,7 @@ class Net:
         self.outputs = [use.y for _, use in self._uses]
 
     def backward(self, dys):
-        """Return dx, and per layer the elements of dgamma and of dbeta of each use."""
+        """Return dx, and per layer the elements of dgamma and dbeta of its uses."""
         dxs, elements = [], [([], []) for _ in self.states]
         for (number, use), dy in zip(self._uses, dys):
             dx, *found = use.backward(dy)

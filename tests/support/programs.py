@@ -16,7 +16,7 @@ from mxnet.gluon import nn
 from support.blocks import Function
 from support.helpers import cpus, set_mode
 
-AWKWARD = -0.5, 0, 1e-6, -1e-12, 3  # gammas, of which some cannot be divided by
+AWKWARD = -0.5, 0, 1e-6, -1e-12, 3  # gammas; some are too small to divide by
 
 
 def one_of(*values):
@@ -44,7 +44,7 @@ def programs(draw):
         shape[draw(one_of(*others))] = 700  # enough for several threads
     shape[axis] = draw(one_of(8, 16) if convolutions else one_of(1, 2, 3, 5, 9, 70))
     shape[batch_axis] = 0  # stands for the rows
-    # The numbers of the layers that are called with the batch.
+    # Each call of the net's layers: the index of the layer. All get the batch.
     uses = draw(one_of([0], [0], [0], [0, 1], [0, 0], [0, 1, 0]))
     x_grad_req = draw(one_of("write", "write", "add", "null"))
     layer = layers(needs_gradient=x_grad_req == "null", dtype=dtype)
@@ -71,7 +71,7 @@ def programs(draw):
 def layers(draw, needs_gradient, dtype):
     activation = draw(one_of(None, "identity", "relu", "leaky_relu"))
     grad_reqs = ["write"] if needs_gradient else ["write", "write", "add", "null"]
-    # Outputs of float16 overflow with a smaller one and the statistics of one row.
+    # A smaller epsilon makes float16 outputs overflow if there is only one row.
     epsilons = (1e-3, 0.5) if dtype == "float16" else (1e-5, 1e-3, 0.5)
     options = SimpleNamespace(
         momentum=draw(one_of(0.9, 0.5, 0.0, 1.0)),
@@ -95,12 +95,12 @@ def layers(draw, needs_gradient, dtype):
 def steps(draw, program):
     others = "train_unrecorded", "predict", "predict_recorded"
     kind, count = draw(one_of(*["train"] * 6, *others)), program.contexts
-    rows = [draw(st.integers(1, 4)) for _ in range(count)]  # a number a context
-    # oneDNN's operators, beside a layer and in its graph, refuse an empty shard.
+    rows = [draw(st.integers(1, 4)) for _ in range(count)]  # one number for each
+    # oneDNN refuses an empty float32 shard in convolutions and in hybridized nets.
     is_plain = program.mode == "imperative" and not program.convolutions
     if count > 1 and (is_plain or program.dtype != "float32") and draw(once_in(5)):
         rows[draw(st.integers(0, count - 1))] = 0
-    backwards = 1 + (kind == "train" and draw(once_in(7)))  # through the one graph
+    backwards = 1 + (kind == "train" and draw(once_in(7)))  # calls on the same graph
     return SimpleNamespace(kind=kind, rows=rows, backwards=backwards)
 
 
@@ -110,7 +110,7 @@ def steps(draw, program):
 class Uses(Function):
     """Layers that are called with the batch; each call gives an output.
 
-    An identity precedes and follows each layer: an exact convolution, or nothing.
+    If the program has convolutions, an identity convolution is before and after each.
     """
 
     def __init__(self, program, layers):
