@@ -137,6 +137,18 @@ def test_a_hybridized_parent_predicts_on_one_device_and_refuses_to_train():
     assert_same(train(parent), train(plain_parent))
 
 
+@gluon_1_only("names of parameters are not unique")
+def test_a_net_with_equal_names_keeps_its_graph(devices):
+    """Another thread, whose names begin anew, may be running it."""
+    one, other = (nn.Dense(2, in_units=2, prefix="same_") for _ in range(2))
+    other.initialize()
+    other.hybridize()
+    other(array(X)[:, :2].astype("float32"))
+    graph = other._cached_op
+    make_parallel(one, devices.contexts)
+    assert other._cached_op is graph
+
+
 @pytest.mark.parametrize("state", ["called", "deferred", "in part"])
 def test_a_net_that_is_initialized_elsewhere_is_moved(state, devices):
     net, x = nn.HybridSequential(), nd.ones((3, 2))
