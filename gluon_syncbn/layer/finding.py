@@ -206,7 +206,7 @@ def remake_graph(block: SymbolBlock) -> None:
     changes = {number: _change(nodes[number], norms[number]) for number in norms}
     replaced = {number for number, change in changes.items() if change is None}
     ours = {number for number in replaced if is_ours(nodes[number])}
-    # The guards around replaced nodes are also replaced.
+    # The symbols of the layers have guards, so the guards around old nodes go.
     guards_before = {nodes[number]["inputs"][0][0] for number in ours}
 
     def replace(number, node):

@@ -194,7 +194,7 @@ def is_replicated(parameter: Any) -> bool:
 
 
 def not_replicated(parameters: Iterable, contexts: Sequence) -> list:
-    """Return the parameters that are new to a parallel net, or have other arrays."""
+    """Return the parameters that are new to a parallel net, or were moved or reset."""
     return [
         p
         for p in parameters

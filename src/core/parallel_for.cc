@@ -57,7 +57,7 @@ inline void Pause() {
 #endif
 }
 
-// A fork copies the pool's state, perhaps locked, but not its workers. So a child process that
+// A fork copies the pool's state, perhaps locked, but not its workers. So a child process
 // forked after the first use never touches the pool and computes on the calling thread.
 std::atomic<bool> workers_lost{false};
 
@@ -125,8 +125,8 @@ class Pool {
     }
   }
 
-  // Returns the job with tasks that was helped longest ago, or null while callers and workers
-  // already occupy all processors.
+  // Returns the first job with tasks and moves it to the end, so that jobs take turns. Returns null
+  // while callers and workers already occupy all processors.
   Job* Pick() {
     if (callers_ + helping_ >= NumThreads()) return nullptr;
     const auto has_tasks = [](const Job* job) { return job->HasTasks(); };
@@ -140,7 +140,7 @@ class Pool {
   std::mutex mutex_;
   std::condition_variable wake_;      // wakes workers for a job
   std::condition_variable finished_;  // wakes callers after a job has lost its last helper
-  std::vector<Job*> jobs_;            // the job that was helped longest ago is first
+  std::vector<Job*> jobs_;            // new jobs and helped jobs go to the end
   int callers_ = 0;
   int helping_ = 0;
 };

@@ -64,7 +64,7 @@ class Pause {
   }
 
  private:
-  // Linux makes every sleep 50 us longer by default, which would slow down an exchange.
+  // Linux makes every sleep up to 50 us longer by default, which would slow down an exchange.
   void LowerSlack() {
     if (slack_ > 0) return;
     slack_ = std::max(1, prctl(PR_GET_TIMERSLACK));

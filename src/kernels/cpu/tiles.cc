@@ -12,8 +12,8 @@
 namespace syncbn::cpu {
 namespace {
 
-// Elements of a tile: 128 KiB of float32 fit into a core's cache, and take about 10 us, much longer
-// than waking a thread. Large tensors have larger tiles, so that there are few partial results.
+// Elements of a tile: 128 KiB of float32 fit into a core's cache, and take about 10 us. Large
+// tensors have larger tiles, so that there are few partial results.
 constexpr int64_t kMinTile = 32768;
 constexpr int64_t kMaxTiles = 256;
 
