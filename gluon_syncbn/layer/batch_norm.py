@@ -15,7 +15,7 @@ from mxnet.gluon import nn
 from ..arguments import check_bool, check_int, check_type, comma_list, suggest_keywords
 from ..compat import IS_GLUON_2
 from ..mxnet_private.arrays import make_plain
-from ..mxnet_private.blocks import call_with_parameters, current_trace, is_traced
+from ..mxnet_private.blocks import call_with_parameters, is_traced, traced_block
 from ..mxnet_private.parameters import contexts_of
 from ..native import failures
 from .graphs import guarded, plain_gradient, watch_graphs
@@ -227,7 +227,7 @@ class SyncBatchNorm(nn.BatchNorm):
         is_frozen = self._kwargs["use_global_stats"]
         self._sync.register(self._reg_params.values())
         # A symbol that is not traced for a call belongs to no context.
-        has_context = not is_graph or current_trace() is not None
+        has_context = not is_graph or traced_block() is not None
         if autograd.is_training() and not is_frozen and has_context:
             self._check_enough_contexts()
             self._sync.warn_of_plain_loop(self.contexts())
@@ -294,7 +294,7 @@ class SyncBatchNorm(nn.BatchNorm):
         if is_graph:
             watch_graphs()
             x = guarded(F, x)
-            if current_trace() is None:
+            if traced_block() is None:
                 self._sync.keep()
         y = F.Custom(x, *parameters, name="fwd", op_type="gluon_syncbn", **node)
         return guarded(F, y) if is_graph else y

@@ -145,6 +145,12 @@ def is_hybridized(block: mx.gluon.Block) -> bool:
     return bool(getattr(block, "_active", False))
 
 
+def add_pre_hook(block: mx.gluon.Block, hook: Any) -> None:
+    """Call `hook(block, inputs)` before each call of a block; register it once."""
+    if hook not in block._forward_pre_hooks.values():
+        block.register_forward_pre_hook(hook)
+
+
 def is_traced(leaves: Iterable) -> bool:
     """Return True if a call with these arguments is being traced."""
     if IS_GLUON_2:
@@ -196,39 +202,35 @@ class ForwardReplacement:
         return getattr(type(self.net), name)(self.net, *args)
 
 
-class Trace(NamedTuple):
-    """A block that is being traced, and the arrays of its call by symbol name.
+def _variables_of(code):
+    """Yield the variables of each running call of a function, innermost first."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code is code:
+            yield frame.f_locals
+        frame = frame.f_back
 
-    Gluon passes neither on to the block's children or to the graph, so both are read
-    from the call stack.
+
+def traced_block() -> mx.gluon.HybridBlock | None:
+    """Return the block that this thread traces together with its children, or None.
+
+    Gluon does not pass it on to the children, so it is read from the call stack.
     """
+    traced = [variables["self"] for variables in _variables_of(_TRACE)]
+    return traced[-1] if traced else None
+
+
+class Build(NamedTuple):
+    """A block that makes its CachedOp, and the arrays of its call by symbol name."""
 
     block: mx.gluon.HybridBlock
     inputs: dict
 
 
-def _traces(code, symbols, arguments):
-    """Yield a Trace of each running call of a function of Gluon's, innermost first.
-
-    `symbols` and `arguments` are the names of the function's variables.
-    """
-    frame = sys._getframe()
-    while frame is not None:
-        if frame.f_code is code:
-            found = frame.f_locals
-            block = found["self"]
-            names = [symbol.name for symbol in found[symbols]]
-            arrays = [value for value in flatten(found[arguments]) if value is not None]
-            yield Trace(block, dict(zip(names, arrays)))
-        frame = frame.f_back
-
-
-def current_trace() -> Trace | None:
-    """Return the outermost running trace of this thread, or None."""
-    traces = list(_traces(_TRACE, "symbol_inputs", "flatten_args"))
-    return traces[-1] if traces else None
-
-
-def current_build() -> Trace | None:
-    """Return a Trace of the block that makes its CachedOp in this thread, or None."""
-    return next(_traces(_BUILD, "data", "args"), None)
+def current_build() -> Build | None:
+    """Return the Build of this thread, which Gluon does not pass on, or None."""
+    for found in _variables_of(_BUILD):
+        names = [symbol.name for symbol in found["data"]]
+        arrays = [value for value in flatten(found["args"]) if value is not None]
+        return Build(found["self"], dict(zip(names, arrays)))
+    return None

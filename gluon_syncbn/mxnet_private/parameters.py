@@ -124,7 +124,8 @@ class Replicas:
         array = get(parameter, arrays, context)
         lent = self.lent.setdefault(kind, {})
         if context not in lent:
-            lent[context] = array.copy() if lent else None
+            with mx.autograd.pause():  # a copy that is recorded would stay in a graph
+                lent[context] = array.copy() if lent else None
         return array
 
     def value(self) -> mx.nd.NDArray:
@@ -156,12 +157,12 @@ class Replicas:
             return
         with mx.autograd.pause():
             copy_to_others(source, arrays)
-        array = source = None
-        # The list, this loop and the call have references. The program may have one.
-        kept = [a for a in arrays if a.context in lent and sys.getrefcount(a) > 3]
-        if kept:
-            former = [None, *(a.copy() for a in kept[1:])]
-            self.lent[kind] = dict(zip((a.context for a in kept), former))
+            array = source = None
+            # The list, this loop and the call refer to it, perhaps also the program.
+            kept = [a for a in arrays if a.context in lent and sys.getrefcount(a) > 3]
+            if kept:
+                former = [None, *(a.copy() for a in kept[1:])]
+                self.lent[kind] = dict(zip((a.context for a in kept), former))
 
 
 def replicate(parameter: Any, contexts: Sequence, here: Any) -> bool:

@@ -23,12 +23,13 @@ from ..layer.synchronization import Settings
 from ..mxnet_private.arrays import flatten, rebuild
 from ..mxnet_private.blocks import (
     ForwardReplacement,
+    add_pre_hook,
     blocks_of,
-    current_trace,
     forget_graph,
     is_hybridized,
     is_traced,
     name_of,
+    traced_block,
 )
 from ..mxnet_private.graphs import count_scopes, record_operator, scope_number
 from ..mxnet_private.parameters import (
@@ -201,10 +202,10 @@ class ParallelForward(ForwardOnDevices):
 
     def _check_trace(self):
         """Make a hybridized parent refuse to train, now and in later calls."""
-        trace = current_trace()
-        if trace and is_hybridized(trace.block):
-            self._check_parent(trace.block)
-            trace.block.register_forward_pre_hook(self._check_parent)
+        parent = traced_block()
+        if parent is not None and is_hybridized(parent):
+            self._check_parent(parent)
+            add_pre_hook(parent, self._check_parent)
 
     def _check_parent(self, parent, _inputs=()):
         contexts = self.devices.contexts

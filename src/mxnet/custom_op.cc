@@ -114,7 +114,7 @@ int Forward(int size, void** handles, int* /*tags*/, const int* requests, const 
 }
 
 // dy | x, gamma, beta, ... | y | dx, dgamma, dbeta, ... | running_mean, running_var
-// Of the inputs and y only x has data, or only y if the option from_output is set.
+// Only x has data among the inputs and y, or only y if the option from_output is set.
 int Backward(int size, void** handles, int* /*tags*/, const int* requests, const int /*training*/,
              void* state) {
   return OperatorCallback(size, handles, [&](const std::vector<NDArray>& arrays) {
