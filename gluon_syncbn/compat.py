@@ -55,15 +55,11 @@ _NAMES = {
 }
 
 
-def _has(name: str) -> bool:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # some names are only deprecated
-        return hasattr(np, name)
-
-
-for _name, _value in _NAMES.items():
-    if not _has(_name):
-        setattr(np, _name, _value)
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # some names are only deprecated
+    for _name, _value in _NAMES.items():
+        if not hasattr(np, _name):
+            setattr(np, _name, _value)
 
 # isort: split
 try:
@@ -110,4 +106,4 @@ if not re.match(r"(1\.[6-9]|2\.0)(\D|$)", mx.__version__):
 # Blocks of Gluon 2 have no names and accept only mx.np arrays. They are traced by a
 # call whose arrays have no values.
 IS_GLUON_2 = mx.__version__.startswith("2.")
-Context = mx.Device if IS_GLUON_2 else mx.Context  # the class
+Context = mx.Device if IS_GLUON_2 else mx.Context

@@ -16,8 +16,8 @@ from mxnet.ndarray.register import _make_ndarray_function
 from ..compat import IS_GLUON_2
 
 _LIB = mx.base._LIB
-# The function has no C interface, only this C++ name. Builds of MXNet without oneDNN
-# lack it, because they have no blocked layouts.
+# Reorder2DefaultAsync has no C interface, only this C++ name. Builds of MXNet without
+# oneDNN lack it, because they have no blocked layouts.
 _reorder = getattr(_LIB, "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv", None)
 
 
@@ -68,12 +68,12 @@ def mxnet_path() -> str:
 
 def push(
     function: Any,  # a C function of a library that ctypes has loaded
-    address: int,
+    address: int,  # the function's argument
     context: mx.Context,
     read: Sequence,
     written: Sequence = (),
 ) -> None:
-    """Make MXNet's engine call a C function with `address` once `read` are ready.
+    """Make MXNet's engine call a C function once the arrays `read` are ready.
 
     Work that is queued later waits for this call before it uses the arrays `written`,
     which must not contain an array twice. Python's `mx.engine` only sets bulk sizes.
@@ -139,7 +139,7 @@ def to_context(array: mx.nd.NDArray, context: mx.Context) -> mx.nd.NDArray:
 
 
 def sum_into_first(lists: Iterable[Sequence]) -> None:
-    """Add the arrays of each list, on several contexts, to its first one."""
+    """Add the other arrays of each list, on other contexts, to its first array."""
     for first, *others in lists:
         if others and first.stype != "default":
             copies = [array.as_in_context(first.context) for array in others]

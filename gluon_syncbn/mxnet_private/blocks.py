@@ -1,7 +1,4 @@
-"""Private state of Gluon's blocks: settings, children, graphs and running traces.
-
-Gluon has no public interface to read this state, or to change a block's settings.
-"""
+"""Private state of Gluon's blocks: settings, children, graphs and running traces."""
 
 from __future__ import annotations
 
@@ -71,7 +68,7 @@ def set_settings(block: mx.gluon.Block, settings: dict) -> None:
 
 
 def parameters_by_place(net: mx.gluon.Block) -> dict:
-    """Return parameters by their path in the net, as in files, not by their name."""
+    """Return a net's parameters by their path, as in parameter files."""
     return net._collect_params_with_prefix()
 
 
@@ -83,12 +80,9 @@ def set_parameter(
 
 
 def count_inputs(block: mx.gluon.Block) -> int | None:
-    """Return the largest number of inputs that a block takes; None without a limit.
-
-    It is 1 for a batch normalization, although a SyncBatchNorm also takes a mask.
-    """
+    """Return the largest number of inputs that a block takes; None without a limit."""
     if isinstance(block, BatchNormBase):
-        return 1
+        return 1  # although a SyncBatchNorm also takes a mask
     if isinstance(block, mx.gluon.SymbolBlock):
         return len(block._cached_graph[0])
     forward, names = type(block).forward, {"self", "F", *block._reg_params}
@@ -104,7 +98,7 @@ def count_inputs(block: mx.gluon.Block) -> int | None:
 
 
 def graph_of(block: mx.gluon.HybridBlock) -> mx.sym.Symbol | None:
-    """Return the graph of a SymbolBlock, or of a hybridized block after its call."""
+    """Return the graph of a SymbolBlock, or of a block that was traced, or None."""
     cached = vars(block).get("_cached_graph")
     return cached[1] if cached else None
 
@@ -115,22 +109,16 @@ def set_graph(block: mx.gluon.SymbolBlock, symbol: mx.sym.Symbol) -> None:
 
 
 def forget_graph(block: mx.gluon.Block) -> None:
-    """Make a hybridized block trace its graph in its next call.
-
-    `hybridize` would also reset the flags of all its child blocks.
-    """
+    """Make a hybridized block trace its graph in its next call."""
     if isinstance(block, HybridBlock):
-        block._clear_cached_op()
+        block._clear_cached_op()  # `hybridize` would reset the flags of all children
 
 
 def forget_graphs_with(parameters: Iterable) -> None:
-    """Make every block trace again whose graph contains one of the parameters.
-
-    Neither a block nor MXNet has a list of the blocks that contain a block, so this
-    function asks Python's garbage collector for all blocks.
-    """
+    """Make every block trace again whose graph contains one of the parameters."""
     parameters = list(parameters)
     names = {parameter.var().name for parameter in parameters}
+    # A block has no list of its parents, so the garbage collector lists all blocks.
     for block in gc.get_objects() if names else ():
         graph = graph_of(block) if issubclass(type(block), HybridBlock) else None
         if graph is not None and not names.isdisjoint(graph.list_inputs()):
@@ -141,7 +129,7 @@ def forget_graphs_with(parameters: Iterable) -> None:
 
 
 def is_hybridized(block: mx.gluon.Block) -> bool:
-    """Return True if calls run the block's graph, not only its shape inference."""
+    """Return True if a call of the block runs its graph."""
     return bool(getattr(block, "_active", False))
 
 
@@ -173,10 +161,7 @@ _RUNS = ("forward", "_call_cached_op") if IS_GLUON_2 else ("forward",)
 
 
 class ForwardReplacement:
-    """A replacement for the function that a call of one net runs, hybridized or not.
-
-    It is an attribute of the net, so a copy of the net has its own.
-    """
+    """A replacement for the function that a call of one net runs, hybridized or not."""
 
     def __init__(self, net: mx.gluon.Block) -> None:
         self.net = net
@@ -187,7 +172,7 @@ class ForwardReplacement:
             setattr(self.net, name, self)
 
     def remove(self) -> None:
-        """Restore the replaced functions, also under a later replacement."""
+        """Restore the replaced functions, even if a later replacement replaced this."""
         latest = vars(self.net)["forward"]
         attributes = vars(self.net) if latest is self else latest.replaced
         for name in _RUNS:
@@ -203,7 +188,10 @@ class ForwardReplacement:
 
 
 def _variables_of(code):
-    """Yield the variables of each running call of a function, innermost first."""
+    """Yield the variables of a function's running calls, innermost first.
+
+    Gluon does not pass to child blocks that a parent is traced or called.
+    """
     frame = sys._getframe()
     while frame is not None:
         if frame.f_code is code:
@@ -212,23 +200,20 @@ def _variables_of(code):
 
 
 def traced_block() -> mx.gluon.HybridBlock | None:
-    """Return the block that this thread traces together with its children, or None.
-
-    Gluon does not pass it on to the children, so it is read from the call stack.
-    """
+    """Return the block that this thread traces together with its children, or None."""
     traced = [variables["self"] for variables in _variables_of(_TRACE)]
     return traced[-1] if traced else None
 
 
 class Build(NamedTuple):
-    """A block that makes its CachedOp, and the arrays of its call by symbol name."""
+    """A block that makes its CachedOp, because it is called."""
 
     block: mx.gluon.HybridBlock
-    inputs: dict
+    inputs: dict  # the arrays of the call, by the names of their variables
 
 
 def current_build() -> Build | None:
-    """Return the Build of this thread, which Gluon does not pass on, or None."""
+    """Return the innermost Build of this thread, or None."""
     for found in _variables_of(_BUILD):
         names = [symbol.name for symbol in found["data"]]
         arrays = [value for value in flatten(found["args"]) if value is not None]

@@ -1,4 +1,4 @@
-"""Graphs: symbols as lists of nodes; autograd's graphs, their blocks and backward."""
+"""Graphs of symbols, and the graphs, scopes and backward of autograd."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _load = getattr(mx.sym, "load_json", None) or mx.sym.fromjson  # MXNet 2 renamed
 _HAS_OPTION = "remove_amp_cast" in inspect.signature(mx.sym.Symbol.tojson).parameters
 _WITH_CASTS: dict = {"remove_amp_cast": False} if _HAS_OPTION else {}
 
-INPUT = "gluon_syncbn_input"  # stands for a replaced node's first input
+INPUT = "gluon_syncbn_input"  # a variable, see `rewrite`
 
 
 def nodes_of(symbol: Any) -> list[dict]:
     """Return the nodes of a graph in topological order.
 
-    A node has ``op`` ("null" is a variable), ``name``, ``attrs``, which is a dict of
-    strings, and ``inputs``, each of which begins with a node's number and output.
+    A node is a dict with ``op`` ("null" for a variable), ``name``, ``attrs`` (a dict of
+    strings) and ``inputs``, which begin with the numbers of a node and its output.
     """
     return parse(symbol)["nodes"]
 
@@ -49,7 +49,7 @@ def input_names(nodes: list[dict], node: dict) -> list[str]:
 
 
 def used_outputs(symbol: Any) -> dict[int, set[int]]:
-    """Return the outputs of each node that are read, by the node's number."""
+    """Return the numbers of the outputs that are read, by their node's number."""
     graph, used = parse(symbol), {}
     entries = [entry for node in graph["nodes"] for entry in node["inputs"]]
     for number, output, *_ in entries + graph["heads"]:
@@ -66,11 +66,12 @@ def rewrite(symbol: Any, replace: Callable[[int, dict], Any]) -> Any:
     symbol the variable :data:`INPUT` stands for the node's first input, and any other
     variable is the graph's variable of the same name.
     """
-    old, nodes, variables = parse(symbol), [], {}
+    old, nodes = parse(symbol), []
+    variables: dict = {}  # the number of each variable, by name
 
     def add(node, entries):
         """Add a node whose inputs are looked up in `entries`; return its number."""
-        is_variable = node["op"] == "null"  # one node for each name
+        is_variable = node["op"] == "null"
         if is_variable and node["name"] in variables:
             return variables[node["name"]]
         inputs = [resolve_entry(entry, entries) for entry in node["inputs"]]
@@ -87,7 +88,7 @@ def rewrite(symbol: Any, replace: Callable[[int, dict], Any]) -> Any:
             entries.append(first_input[:2] if is_input else [add(node, entries), None])
         return resolve_entry(graph["heads"][0], entries)[:2]
 
-    entries: list = []  # a new entry [node, output] for each old node
+    entries: list = []  # as `resolve_entry` takes them
     for number, node in enumerate(old["nodes"]):
         piece = replace(number, node)
         if piece is None:
@@ -99,7 +100,7 @@ def rewrite(symbol: Any, replace: Callable[[int, dict], Any]) -> Any:
 
 
 def from_nodes(symbol: Any, graph: dict, nodes: list, heads: list) -> Any:
-    """Return a symbol of the kind of `symbol`, with other nodes and heads."""
+    """Return a symbol of the class of `symbol`; `graph`, its JSON form, is changed."""
     graph.update(nodes=nodes, heads=heads)
     graph["arg_nodes"] = [k for k, node in enumerate(nodes) if node["op"] == "null"]
     graph.pop("node_row_ptr", None)  # MXNet computes it
@@ -120,26 +121,23 @@ def parse(symbol: Any) -> dict:
 
 
 def resolve_entry(entry: list, entries: list) -> list:
-    """Return an old entry [node, output, version] as an entry of the new graph.
+    """Return an old input [node, output, version] as an input in the new graph.
 
-    `entries` has [new node, its only output or None] for each old node.
+    `entries` has [new node, output] for each old node. An output of None stands for the
+    output with the old number.
     """
-    source, output, *version = entry
-    number, only_output = entries[source]
-    return [number, output if only_output is None else only_output, *version]
+    source, old_output, *version = entry
+    number, output = entries[source]
+    return [number, old_output if output is None else output, *version]
 
 
-# ---- Nodes of autograd. MXNet numbers all nodes of a process, so their names are
-# unique: "var7" is an array with attach_grad, "null7" one without that an operator has
-# read, "node_7" an operator. The public autograd.get_symbol raises if nothing is
-# recorded.
+# ---- Nodes of autograd. Their names are unique in a process: "var7" is an array with
+# attach_grad, "null7" another array that an operator has read, "node_7" an operator.
+# The public autograd.get_symbol raises for an array that is not recorded.
 
 
 def names_of(arrays: Iterable) -> list[str | None]:
-    """Return the unique name of each array; None where nothing is recorded.
-
-    The outputs of operator "node_7" have names such as "node_7_output1".
-    """
+    """Return the unique name of each array, or None if it is not recorded."""
     symbols = symbols_of(arrays)
     return [None if s is None else s.list_outputs()[0] for s in symbols]
 
@@ -152,7 +150,7 @@ def variables_behind(arrays: Iterable) -> set[str]:
 
 
 def operators_behind(arrays: Iterable) -> list[int]:
-    """Return the numbers of all recorded operators that some arrays depend on."""
+    """Return the numbers of all operators that arrays depend on."""
     symbols = [symbol for symbol in symbols_of(arrays) if symbol is not None]
     if not symbols:
         return []
@@ -161,13 +159,13 @@ def operators_behind(arrays: Iterable) -> list[int]:
 
 
 def record_operator() -> mx.nd.NDArray:
-    """Record an operator and return its result, for `operators_behind`."""
+    """Record an operator, and return its result for `operators_behind`."""
     return _identity(_marked("null", mx.cpu()))
 
 
 @functools.lru_cache(maxsize=None)
 def _marked(grad_req, context):
-    """Return a variable for operators that must be recorded; no other graph has it."""
+    """Return a variable of no other graph; MXNet records operators that read it."""
     array = mx.nd.zeros((1,), ctx=context)
     array.attach_grad(grad_req)
     return array
@@ -185,14 +183,9 @@ def symbols_of(arrays: Iterable) -> list[Any]:
     return symbols
 
 
-# ---- Scopes: ``with autograd.record():`` and such. The open scope has no public name.
+# ---- Scopes, such as ``with autograd.record():``, have no public names.
 
-
-class _Scopes(threading.local):
-    number = 0  # outermost scopes that the thread has entered
-
-
-_scopes = _Scopes()
+_scopes = threading.local()
 
 
 @functools.lru_cache(maxsize=None)
@@ -201,7 +194,8 @@ def count_scopes() -> None:
     enter = autograd._RecordingStateScope.__enter__
 
     def counted_enter(self):
-        _scopes.number += not (autograd.is_recording() or autograd.is_training())
+        if not (autograd.is_recording() or autograd.is_training()):
+            _scopes.number = getattr(_scopes, "number", 0) + 1
         return enter(self)
 
     autograd._RecordingStateScope.__enter__ = counted_enter
@@ -209,7 +203,7 @@ def count_scopes() -> None:
 
 def scope_number() -> int:
     """Return how many outermost scopes this thread has entered while counting."""
-    return _scopes.number
+    return getattr(_scopes, "number", 0)
 
 
 # ---- Backward. MXNet has no hook for it, but `backward` and `autograd.grad` call the
@@ -219,16 +213,14 @@ _mxnet_differentiate = _LIB.MXAutogradBackwardEx
 
 
 class BackwardCall:
-    """A call of MXNet's backward, or of `autograd.grad`.
-
-    A gradient that is None stands for ones.
-    """
+    """A call of MXNet's backward, or of `autograd.grad`."""
 
     def __init__(self, arguments: tuple) -> None:
         self._arguments = arguments
         values = [getattr(argument, "value", argument) for argument in arguments[:8]]
         count, heads, gradients, num_variables, _, retain_graph, _, train_mode = values
         self.heads = [_array_of(heads[k]) for k in range(count)]
+        # None stands for ones.
         self.gradients = list(map(_array_of, gradients or [None] * count))
         self.is_grad = num_variables > 0
         self.retain_graph, self.train_mode = bool(retain_graph), bool(train_mode)
@@ -243,7 +235,8 @@ def install_backward(
     """Call `backward` in place of MXNet's function whenever `concerns()` is true."""
 
     def replacement(*arguments):
-        # A flag of the thread would stay set after an exception of a signal's handler.
+        # The exception of a signal's handler could leave a flag of the thread set, so
+        # the frame shows whether `differentiate` calls.
         caller = sys._getframe(1).f_back
         is_own = caller is not None and caller.f_code is differentiate.__code__
         if is_own or not concerns():
@@ -272,10 +265,10 @@ def differentiate(
 def drop(heads: Sequence) -> None:
     """Free the graphs behind some heads without running their backward.
 
-    A backward detaches arrays without a gradient, so MXNet stops recording operators
-    that read them. This one differentiates one additional head only, so it runs no
-    operator of the graphs.
+    MXNet frees the graphs of all heads of a backward. Only the additional head depends
+    on the variable, so this backward runs no operator of the graphs.
     """
+    # A backward would detach a variable without a gradient, like `record_operator`'s.
     variable = _marked("write", heads[0].context)
     was_recording = autograd.set_recording(True)
     try:

@@ -1,28 +1,24 @@
-"""Arrays of Gluon's parameters, and the parameters of parallel nets.
-
-The public `list_data` and `list_grad` raise for sparse parameters, and for parameters
-without arrays.
-"""
+"""Arrays of Gluon's parameters, and the parameters of parallel nets."""
 
 from __future__ import annotations
 
 import sys
 import weakref
-from operator import attrgetter, methodcaller
+from operator import attrgetter
 from typing import Any, Callable, Iterable, Sequence
 
 import mxnet as mx
 
 from ..compat import IS_GLUON_2
 
-_list_contexts = methodcaller("list_device" if IS_GLUON_2 else "list_ctx")
-_reset_context = "reset_device" if IS_GLUON_2 else "reset_ctx"
+_Parameter = mx.gluon.Parameter
+_list_contexts = _Parameter.list_device if IS_GLUON_2 else _Parameter.list_ctx
+move = _Parameter.reset_device if IS_GLUON_2 else _Parameter.reset_ctx
 
-# Truthy if initialization waits for the shape.
-is_deferred = attrgetter("_deferred_init")
+is_deferred = attrgetter("_deferred_init")  # truthy if initialization waits for a shape
 gradient_storage = attrgetter("_grad_stype")  # known before gradients exist
 # True if backward has written an array's gradient since the last update. A Trainer
-# reads and clears this mark, which the public NDArray does not have.
+# reads and clears this mark.
 is_fresh = attrgetter("_fresh_grad")
 
 
@@ -34,17 +30,13 @@ def contexts_of(parameter: mx.gluon.Parameter) -> list[mx.Context]:
         return []
 
 
-def move(parameter: mx.gluon.Parameter, contexts: Sequence[mx.Context]) -> None:
-    getattr(parameter, _reset_context)(contexts)
-
-
 def data_of(parameter: Any) -> Sequence:
     """Return a parameter's arrays on its contexts; () before it is initialized."""
-    return parameter._data or ()
+    return parameter._data or ()  # `list_data` raises for sparse parameters
 
 
 def gradients_of(parameter: Any) -> Sequence:
-    """Return the gradients of `data_of`; () without a gradient."""
+    """Return a parameter's gradients on its contexts, or () if it has none."""
     return parameter._grad or ()
 
 
@@ -68,7 +60,6 @@ def when_initialized(parameter: Any, act: Callable[[], None]) -> None:
 
 
 def mark_fresh(arrays: Iterable[mx.nd.NDArray], fresh: bool = True) -> None:
-    """Set the mark that `is_fresh` reads."""
     for data in arrays:
         data._fresh_grad = fresh
 
@@ -89,34 +80,34 @@ def copy_to_others(source: mx.nd.NDArray, arrays: Iterable) -> None:
 
 
 class Replicas:
-    """A replacement for `_check_and_get` of a parallel net's parameter.
+    """A replacement for the method `_check_and_get` of a parallel net's parameter.
 
-    Gluon's `data` and `grad` call it to get one array. Without a context they return
-    the array on the current context, as in Gluon, or the first device's if the net does
-    not use the current context. `here.contexts` is empty in a call by the program,
-    which may write to the array.
+    Gluon calls this method to return one of the parameter's arrays, or gradients, to
+    the program. The program may write to that array, which is then called lent, so the
+    net and its trainer call `collect_lent` before they use the parameter.
     """
 
     contexts: Sequence  # the net's devices
-    arrays: Any  # the parameter's arrays when it was checked
+    arrays: Any  # the parameter's arrays in the latest call of `replicate`
 
     def __init__(self, parameter: Any, here: Any) -> None:
         self._parameter, self._here = parameter, here
         self.is_summed = False  # each device has the gradient of the whole batch
-        # {"_data" or "_grad": {context of an array that the program got: its value
-        # then, or None for the first one}}
+        # {"_data" or "_grad": {context of a lent array: its value when it was lent}}.
+        # The first array of a kind has no value, see `collect`.
         self.lent: dict = {}
 
     def __call__(self, arrays: Any, context: Any) -> Any:
         parameter = self._parameter
         get = type(parameter)._check_and_get
-        # Gluon passes the type `list` to get all arrays.
+        # Gluon passes the type `list` to get all arrays. While devices run the net,
+        # there are contexts.
         is_for_program = not self._here.contexts and context is not list
         if not is_for_program or not arrays or len(arrays) == 1:
             return get(parameter, arrays, context)
         kind = "_grad" if arrays is parameter._grad else "_data"
         if context is None:
-            context = mx.context.current_context()
+            context = mx.context.current_context()  # as in Gluon
             if context not in contexts_of(parameter):
                 context = self.contexts[0]
             if context not in self.lent.get(kind, {context}):
@@ -134,19 +125,19 @@ class Replicas:
         Gluon's own mean over contexts would round even equal values.
         """
         mx.nd.waitall()  # no read waits for work that changes a weight's layout
-        first = self.contexts[0]
-        arrays = data_of(self._parameter)
-        return next(a for a in arrays if a.context == first).copyto(mx.cpu())
+        parameter = self._parameter
+        get = type(parameter)._check_and_get
+        return get(parameter, parameter._data, self.contexts[0]).copyto(mx.cpu())
 
     def collect(self, kind: str) -> None:
-        """Copy the array that the program has changed to the other devices.
+        """Copy the lent array that the program has changed to the other devices.
 
-        A program that changes the arrays of several contexts changes them equally, so
-        the latest array that differs from its earlier value is right.
+        If the program changes several lent arrays, it changes them equally. So the
+        array to copy is the first one, or the latest other one that was changed.
         """
         arrays, source = getattr(self._parameter, kind) or (), None
         lent = self.lent.pop(kind, None)
-        if lent is None:  # a gradient is also an attribute of `data()`
+        if lent is None:  # the program may have got the gradient as `data().grad`
             lent = dict.fromkeys(list(self.lent["_data"])[-1:])
         for context, former in lent.items():
             array = next((a for a in arrays if a.context == context), None)
@@ -158,7 +149,8 @@ class Replicas:
         with mx.autograd.pause():
             copy_to_others(source, arrays)
             array = source = None
-            # The list, this loop and the call refer to it, perhaps also the program.
+            # The list, this loop and the call refer to an array. If there is another
+            # reference, the program may still write to the array.
             kept = [a for a in arrays if a.context in lent and sys.getrefcount(a) > 3]
             if kept:
                 former = [None, *(a.copy() for a in kept[1:])]
@@ -166,7 +158,7 @@ class Replicas:
 
 
 def replicate(parameter: Any, contexts: Sequence, here: Any) -> bool:
-    """Give a dense parameter to a parallel net; return True if it belonged to none."""
+    """Add a dense parameter to a parallel net; return True if it belonged to none."""
     if parameter._stype != "default":
         return False
     is_new = not is_replicated(parameter)
@@ -211,7 +203,7 @@ def is_summed(parameter: Any) -> bool:
 
 
 def collect_lent(parameters: Iterable, kind: str = "_data") -> None:
-    """Copy lent arrays, to which a program may have written, to the other devices."""
+    """Copy lent arrays to the other devices."""
     getters = [parameter._check_and_get for parameter in parameters]
     replicas = [get for get in getters if isinstance(get, Replicas)]
     lent = [each for each in replicas if each.lent.keys() & {kind, "_data"}]

@@ -52,15 +52,12 @@ def has_kvstore(trainer: mx.gluon.Trainer) -> bool:
 
 
 def update_on_devices(trainer: mx.gluon.Trainer) -> None:
-    """Make a trainer update on each device, not on a kvstore of this process.
-
-    A kvstore keeps its own weights, so it would miss what a program writes to the
-    parameters between two steps. Optimizer states are kept.
-    """
+    """Make a parallel net's trainer update on devices, not on a local kvstore."""
     is_local = _is_local(trainer._kvstore_params["kvstore"])
     is_parallel = any(map(is_replicated, trainer._params))
     if not is_parallel or not is_local or trainer._contains_sparse_weight:
         return
+    # A kvstore has its own weights, so it would miss what the program writes to them.
     trainer._kvstore_params["update_on_kvstore"] = False
     if trainer._update_on_kvstore:
         states = trainer._kvstore._updater.get_states()
@@ -71,10 +68,10 @@ def update_on_devices(trainer: mx.gluon.Trainer) -> None:
 
 @contextlib.contextmanager
 def reduced_once(trainer: mx.gluon.Trainer) -> Iterator[None]:
-    """Do not sum the gradients again that each device of a parallel net has summed.
+    """Reduce the gradients of parallel nets between processes only.
 
-    Within this process there is nothing to reduce. Between processes one gradient of
-    each parameter is reduced, and the result is copied to each device.
+    Each device has the sum over this process. So one gradient of each parameter is
+    reduced, and the result is copied to each device.
     """
     is_local = trainer._kvstore and not trainer._distributed
     is_reduced = is_local and not trainer._update_on_kvstore
@@ -126,10 +123,7 @@ def _one_replica_each(trainer, parameters, grad_req=None):
 
 
 class _OneReplica:
-    """A parameter that lists only its first gradient.
-
-    It lists all its data, so a kvstore that updates still writes to all devices.
-    """
+    """A parameter that lists all its data, but only its first gradient."""
 
     def __init__(self, parameter, grad_req):
         self._parameter, self.grad_req = parameter, grad_req

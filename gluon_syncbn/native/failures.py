@@ -1,15 +1,15 @@
-"""Timeouts that end a wait, recovery after an error, and warnings."""
+"""Timeouts, recovery after an error, and the user's lines that errors show."""
 
 from __future__ import annotations
 
 import atexit
 import collections
 import ctypes
-import linecache
 import os
 import sys
 import sysconfig
 import threading
+import traceback
 import warnings
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -23,7 +23,7 @@ from .library import load
 
 _VARIABLE = "GLUON_SYNCBN_TIMEOUT"
 _MOST_ERRORS = 10_000  # arrays that have an error at once
-latest_recovery = 0, 0, ""  # its number, thread and reason
+latest_recovery = 0, 0, ""  # the number of recoveries; its thread and reason
 contexts_of_functions = set()  # contexts that run our autograd.Functions
 
 
@@ -31,8 +31,8 @@ class Here(threading.local):
     """State of the calling thread."""
 
     contexts: Sequence = ()  # the contexts of the innermost map in this thread
-    recovery = -1  # number of the latest recovery when `raise_pending` last ran
-    was_cancelled = False  # `raise_pending` then raised for another thread's recovery
+    recovery = -1  # the number of recoveries when `raise_pending` last ran
+    was_cancelled = False  # it then raised an error because of another thread
 
     def __reduce__(self) -> str:  # copies refer to the global name
         return "here"
@@ -44,7 +44,7 @@ _turns: Any = collections.defaultdict(threading.RLock)  # one per process
 
 @contextmanager
 def turn() -> Iterator[tuple[DeferredSignals, bool]]:
-    """Defer signals, and wait until no other thread maps or recovers.
+    """Defer signals, and wait until no other thread is in `Devices.map` or `recover`.
 
     A recovery between the calls of a map for two contexts would cancel half of its
     work. Yield the section of deferred signals, and False if the wait has timed out.
@@ -146,9 +146,9 @@ def raise_pending() -> None:
 
 
 def end_waits(reason: str) -> None:
-    """End all waits for devices with this text, now and until :func:`recover`.
+    """End all waits for devices with this error, also later ones until `recover`.
 
-    In the other processes of :mod:`gluon_syncbn.distributed` waits end for good.
+    In other processes that are connected with this one, waits end for good.
     """
     load().gluon_syncbn_fail_all(reason, True)
 
@@ -203,7 +203,7 @@ def recover(reason: str = "gluon_syncbn.recover() was called") -> None:
     was_cancelled, here.was_cancelled = here.was_cancelled, False
     if was_cancelled and not failure():
         return
-    load().gluon_syncbn_fail_all(reason, False)  # the thread that has the turn may wait
+    load().gluon_syncbn_fail_all(reason, False)  # ends waits in other threads' turns
     with turn():
         give_up(reason)
     if failure():  # an exchange with other processes has failed
@@ -214,7 +214,7 @@ def recover(reason: str = "gluon_syncbn.recover() was called") -> None:
 
 
 def give_up(reason: str) -> None:
-    """Cancel pending work of this process, even if `recover` would raise."""
+    """Cancel all pending work of this process."""
     global latest_recovery
     latest_recovery = latest_recovery[0] + 1, threading.get_ident(), reason
     load().gluon_syncbn_fail_all(reason, False)
@@ -229,7 +229,7 @@ def give_up(reason: str) -> None:
 
 
 def _finish_work():
-    """End all work for which MXNet's threads would call Python at exit."""
+    """End all work for which MXNet's threads would call Python."""
     load().gluon_syncbn_set_locator(None)
     give_up("the Python interpreter exits")
     # waitall does not wait until operators are deleted. To delete a skipped operator of
@@ -242,8 +242,8 @@ def _finish_work():
 
 @lru_cache(maxsize=None)
 def watch_process() -> None:
-    """Register handlers of forks, of the process's exit and of Ctrl-C, once."""
-    # ctypes releases the GIL, so other threads can queue the work that is waited for.
+    """Register handlers of forks, of the process's exit and of Ctrl-C."""
+    # ctypes releases the GIL, so other threads can queue work that a layer waits for.
     os.register_at_fork(before=load().gluon_syncbn_wait_before_fork)
     # MXNet's own exit handler runs after this one. It stops the threads of custom
     # operators, then waits for all work, so it would wait for our operators forever.
@@ -275,7 +275,7 @@ def warn(text: str) -> None:
 
 @ctypes.CFUNCTYPE(None)
 def _locate():
-    """Pass the line that each thread executes to native code, the main thread first."""
+    """Pass the user's line that each thread executes to native code."""
     with suppress(BaseException):  # the timeout's error is raised without these lines
         frames, main = sys._current_frames(), threading.main_thread()  # noqa: SLF001
         lines = ""
@@ -290,13 +290,12 @@ def _place(frame):
     """Describe a frame by its file, line, function and source."""
     if frame is None:
         return ""
-    code, folder = frame.f_code, os.path.join(os.getcwd(), "")
-    path = code.co_filename
-    source = linecache.getline(path, frame.f_lineno).strip()
-    inside = "" if code.co_name == "<module>" else f", in {code.co_name}"
-    source = f": {source}" if source else ""
+    (line,) = traceback.extract_stack(frame, limit=1)
+    path, folder = line.filename, os.path.join(os.getcwd(), "")
+    inside = "" if line.name == "<module>" else f", in {line.name}"
+    source = f": {line.line}" if line.line else ""
     path = path[len(folder) :] if path.startswith(folder) else path
-    return f"{path}:{frame.f_lineno}{inside}{source}"
+    return f"{path}:{line.lineno}{inside}{source}"
 
 
 def _users_frame(frame):

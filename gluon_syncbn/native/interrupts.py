@@ -1,4 +1,4 @@
-"""Signals: handlers that wait for the end of a section, and waits that Ctrl-C ends.
+"""Signals: handlers that are called later, and waits that Ctrl-C ends.
 
 A handler must not raise an exception in three places. Between the calls for two
 contexts, one context would lack the work that the other one waits for. While another
@@ -25,8 +25,8 @@ _handler_of, _set_handler = _signal.getsignal, _signal.signal
 class DeferredSignals:
     """A section that calls the program's signal handlers at its end, or in `wait`.
 
-    Python runs handlers in the main thread only, so sections of other threads do
-    nothing. Inside another section, `with` returns that section.
+    A section is a ``with`` block. Inside another section, `with` returns the outer one.
+    Python runs handlers in the main thread only, so other threads' sections do nothing.
     """
 
     _open: DeferredSignals | None = None
@@ -47,7 +47,7 @@ class DeferredSignals:
                 if callable(handler):
                     self._handlers[number] = handler
                     _set_handler(number, partial(self._handle, handler))
-            DeferredSignals._open = self  # no later statement raises
+            DeferredSignals._open = self  # from now on `_handle` defers
         except BaseException:
             self._restore_handlers()
             raise
@@ -66,10 +66,6 @@ class DeferredSignals:
                 if self._deferred:
                     _call_all(self._deferred)
 
-    @classmethod
-    def forget(cls) -> None:
-        cls._open = None
-
     def _restore_handlers(self):
         for number, handler in self._handlers.items():
             _set_handler(number, handler)
@@ -78,7 +74,7 @@ class DeferredSignals:
         """Return the result of a function that a signal may interrupt.
 
         The first `patience` SIGINTs wait for the section's end. Later SIGINTs, and
-        other signals, interrupt at once, even if the function has just ended.
+        other signals, interrupt at once.
         """
         try:
             self._patience = patience
@@ -96,8 +92,8 @@ class DeferredSignals:
             handler(number, frame)
 
     def _call_due(self):
-        """Call the deferred handlers that must not wait any longer."""
-        # A second exception must not interrupt the unwinding of the first one.
+        """Call the handlers that need not wait for the section's end."""
+        # Meanwhile signals wait, because an exception must not interrupt another one.
         patience, self._patience = self._patience, None
         if patience is None:
             return
@@ -110,11 +106,11 @@ class DeferredSignals:
 
 
 # The thread of a section may not exist in a child process.
-os.register_at_fork(after_in_child=DeferredSignals.forget)
+os.register_at_fork(after_in_child=partial(setattr, DeferredSignals, "_open", None))
 
 
 def _call_all(deferred):
-    """Call the handlers in order, even if one raises."""
+    """Call all handlers in order, even if one raises an exception."""
     if deferred:
         (handler, *arguments), *others = deferred
         try:
@@ -131,9 +127,9 @@ _PATIENCE = 1.5  # seconds
 def watch_ctrl_c() -> None:
     """Start a thread that ends the wait of a layer after Ctrl-C.
 
-    Python calls a signal's handler between two operations of the main thread. The main
-    thread may wait inside MXNet for an array, and so for a layer. But Python writes the
-    signal's number to the wakeup descriptor at once, unless another library uses it.
+    Python calls no handler while the main thread waits inside MXNet for a layer. But it
+    writes the signal's number to the wakeup descriptor at once, unless another library
+    uses that descriptor.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -153,7 +149,7 @@ def watch_ctrl_c() -> None:
         if found not in (-1, write):
             signal.set_wakeup_fd(found)
 
-    os.register_at_fork(after_in_child=in_child)  # a child has no such thread
+    os.register_at_fork(after_in_child=in_child)  # a child lacks the thread
 
 
 def _listen(descriptor):

@@ -18,7 +18,7 @@ from .failures import warn
 from .interrupts import DeferredSignals
 from .processes import world
 
-# All layers by key. They have `name`, `parameters`, `is_alone()` and `is_connected()`.
+# {key: layer}. A layer has `name`, `parameters`, `is_alone()` and `is_connected()`.
 layers: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 
 
@@ -28,7 +28,7 @@ def list_alive(values: weakref.WeakValueDictionary) -> list:
 
 
 def guard_trainers(parameters: Iterable[mx.gluon.Parameter]) -> None:
-    """Make steps of the trainer that these parameters have, or get later, wait."""
+    """Guard the trainers that the parameters have or get later."""
     for parameter in parameters:
         trainers.when_trainer_is_set(parameter, _guard)
 
@@ -87,7 +87,7 @@ class _Guarded(mx.gluon.Trainer):
         if trainers.not_copied_yet(self):
             _warn_of_unconnected_layers(self)
             mx.nd.waitall()
-        with DeferredSignals():  # a kvstore initializes a key only once
+        with DeferredSignals():  # a kvstore refuses to initialize a key again
             super()._init_params()
         if trainers.workers_of(self) > 1:
             # MXNet does not order the copies before the first gradients, so servers
@@ -95,7 +95,8 @@ class _Guarded(mx.gluon.Trainer):
             mx.nd.waitall()
 
     def _allreduce_grads(self):
-        # A kvstore updates in the reduction, which otherwise overlaps with backward.
+        # A kvstore that updates does so in the reduction. Otherwise the reduction may
+        # overlap with backward.
         if trainers.updates_on_kvstore(self):
             _await_gradients(self)
         with DeferredSignals(), trainers.reduced_once(self):
@@ -110,11 +111,10 @@ class _Guarded(mx.gluon.Trainer):
 
 
 def _await_gradients(trainer):
-    """Raise the error of a gradient, or of a layer, before an update is queued.
+    """Wait for the gradients; raise an error of a gradient or of a layer.
 
-    The layer's error matters because a program that reads its loss clears the error
-    for all queued work. A gradient may then be computed, without an error, from memory
-    that was never written.
+    A program that reads its loss clears the layer's error for all queued work. Then a
+    gradient may be computed, without an error, from memory that was never written.
     """
     for parameter in trainers.parameters_of(trainer):
         for gradient in gradients_of(parameter):
