@@ -42,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="instead print common causes of a wait for a device, and fixes",
     )
     if parser.parse_args(arguments).topic == "hang":
-        print(_causes_of_waits())
+        page = Path(__file__).with_name("hang.md").read_text(encoding="utf-8")
+        print(re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", page))  # no links
         return 0
     built = features()
     print(f"gluon_syncbn {built.pop('version')}, MXNet {mx.__version__}")
@@ -79,13 +80,6 @@ def _check(contexts, mode, dtype):
             )
     numbers = f"{max(errors.values()):.0e}", f"{limit:.0e}"
     print(ROW.format("ok", ", ".join(map(str, contexts)), mode, dtype, *numbers))
-
-
-def _causes_of_waits():
-    """Return the first part of docs/guides/hang.md, without its links."""
-    page = Path(__file__).with_name("hang.md").read_text(encoding="utf-8")
-    part = page.split("\n## After an error")[0].lstrip("# ")
-    return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", part)
 
 
 def _gpus_in_words(gpus, context_lists):
