@@ -46,7 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", page))  # no links
         return 0
     built = features()
-    print(f"gluon_syncbn {built.pop('version')}, MXNet {mx.__version__}")
+    has_cuda = mx.runtime.Features().is_enabled("CUDA")
+    mxnet = f"MXNet {mx.__version__} with{'' if has_cuda else 'out'} CUDA"
+    print(f"gluon_syncbn {built.pop('version')}, {mxnet}")
     for name, value in built.items():
         print(f"  {name}: {value or 'none'}")
     gpus = [c for c in available_contexts() if c.device_type == "gpu"]
@@ -54,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if gpus and built["cuda"]:
         context_lists.append(gpus[:2])
     cores = len(os.sched_getaffinity(0))
-    print(f"devices: {cores} CPU cores, {_gpus_in_words(gpus, context_lists)}\n")
+    print(f"devices: {cores} CPU cores, {len(gpus)} GPUs\n")
     print(ROW.format("", "contexts", "mode", "dtype", "error", "limit"))
     modes, dtypes = ("imperative", "hybridized"), ("float32", "float64")
     try:
@@ -80,14 +82,6 @@ def _check(contexts, mode, dtype):
             )
     numbers = f"{max(errors.values()):.0e}", f"{limit:.0e}"
     print(ROW.format("ok", ", ".join(map(str, contexts)), mode, dtype, *numbers))
-
-
-def _gpus_in_words(gpus, context_lists):
-    if not mx.runtime.Features().is_enabled("CUDA"):
-        return "no GPUs, because this MXNet was built without CUDA"
-    if gpus and len(context_lists) == 1:
-        return f"{len(gpus)} GPUs, but gluon_syncbn was built without CUDA"
-    return f"{len(gpus)} GPUs"
 
 
 if __name__ == "__main__":

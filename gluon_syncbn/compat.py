@@ -2,7 +2,6 @@
 
 Newer versions of NumPy lack aliases that MXNet and GluonCV use. This module restores
 them before it imports MXNet, and does not change names that NumPy has.
-docs/guides/mxnet2.md lists the versions of MXNet that were tested.
 """
 
 from __future__ import annotations

@@ -54,10 +54,7 @@ def available_contexts() -> list[mx.Context]:
 
 
 def check(contexts: Sequence[mx.Context], mode: str, dtype: str) -> dict[str, float]:
-    """Return the error of each result of a training step, or inf if it is not finite.
-
-    Errors are relative to the largest value of the result.
-    """
+    """Return the error of each result, relative to its largest value, or inf."""
     rng = np.random.default_rng(0)
     shape = 7, 6, 9, 10  # seven rows split unevenly over two contexts
     # Means differ by row and channel, so deviations differ by channel.
@@ -78,7 +75,7 @@ def check(contexts: Sequence[mx.Context], mode: str, dtype: str) -> dict[str, fl
 def step(
     contexts: Sequence[mx.Context], mode: str, *arrays: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Run forward and backward of the layer; return NumPy arrays by name."""
+    """Run forward and backward of a layer; return the results by name."""
     x, dy, gamma = (array_of(array, contexts[0]) for array in arrays)
     layer = make_parallel(SyncBatchNorm(timeout=60), contexts, sync_bn=False)
     if mode == "hybridized":

@@ -18,6 +18,7 @@ from .arrays import flatten
 # base class of BatchNorm and BatchNormReLU.
 BatchNormBase = getattr(nn.basic_layers, "_BatchNorm", nn.BatchNorm)
 
+# Gluon does not pass to child blocks that these methods of a parent run.
 _TRACE = HybridBlock._get_graph.__code__
 _BUILD = HybridBlock._build_cache.__code__
 
@@ -188,10 +189,7 @@ class ForwardReplacement:
 
 
 def _variables_of(code):
-    """Yield the variables of a function's running calls, innermost first.
-
-    Gluon does not pass to child blocks that a parent is traced or called.
-    """
+    """Yield the variables of a function's running calls, innermost first."""
     frame = sys._getframe()
     while frame is not None:
         if frame.f_code is code:

@@ -69,32 +69,29 @@ def rewrite(symbol: Any, replace: Callable[[int, dict], Any]) -> Any:
     old, nodes = parse(symbol), []
     variables: dict = {}  # the number of each variable, by name
 
-    def add(node, entries):
-        """Add a node whose inputs are looked up in `entries`; return its number."""
-        is_variable = node["op"] == "null"
-        if is_variable and node["name"] in variables:
-            return variables[node["name"]]
-        inputs = [resolve_entry(entry, entries) for entry in node["inputs"]]
-        nodes.append({**node, "inputs": inputs})
-        if is_variable:
-            variables[node["name"]] = len(nodes) - 1
-        return len(nodes) - 1
+    def add(graph, replace, first_input=None):
+        """Add the nodes of a graph; return entries as `resolve_entry` takes them."""
+        entries: list = []
+        for number, node in enumerate(graph["nodes"]):
+            name, piece = node["name"], replace(number, node)
+            if name == INPUT:
+                entries.append(first_input)
+            elif node["op"] == "null" and name in variables:
+                entries.append([variables[name], None])
+            elif piece is None:
+                inputs = [resolve_entry(entry, entries) for entry in node["inputs"]]
+                if node["op"] == "null":
+                    variables[name] = len(nodes)
+                entries.append([len(nodes), None])
+                nodes.append({**node, "inputs": inputs})
+            else:
+                piece = parse(piece)
+                first = resolve_entry(node["inputs"][0], entries)[:2]
+                added = add(piece, lambda *_: None, first)
+                entries.append(resolve_entry(piece["heads"][0], added)[:2])
+        return entries
 
-    def splice(piece, first_input):
-        """Add the nodes of a symbol; return the entry of its output."""
-        graph, entries = parse(piece), []
-        for node in graph["nodes"]:
-            is_input = node["name"] == INPUT
-            entries.append(first_input[:2] if is_input else [add(node, entries), None])
-        return resolve_entry(graph["heads"][0], entries)[:2]
-
-    entries: list = []  # as `resolve_entry` takes them
-    for number, node in enumerate(old["nodes"]):
-        piece = replace(number, node)
-        if piece is None:
-            entries.append([add(node, entries), None])
-        else:
-            entries.append(splice(piece, resolve_entry(node["inputs"][0], entries)))
+    entries = add(old, replace)
     heads = [resolve_entry(head, entries) for head in old["heads"]]
     return from_nodes(symbol, old, nodes, heads)
 

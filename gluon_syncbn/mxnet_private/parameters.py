@@ -120,10 +120,7 @@ class Replicas:
         return array
 
     def value(self) -> mx.nd.NDArray:
-        """Return the first device's value for Gluon to save.
-
-        Gluon's own mean over contexts would round even equal values.
-        """
+        """Return the value to save; Gluon's mean over contexts would round it."""
         mx.nd.waitall()  # no read waits for work that changes a weight's layout
         parameter = self._parameter
         get = type(parameter)._check_and_get

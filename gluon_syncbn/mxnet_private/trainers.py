@@ -86,10 +86,9 @@ def reduced_once(trainer: mx.gluon.Trainer) -> Iterator[None]:
 
 @contextlib.contextmanager
 def updated_once(trainer: mx.gluon.Trainer) -> Iterator[None]:
-    """Update only the first replica of a parallel net's parameters, then copy it.
+    """Update a parallel net's parameters on the first device, then copy them.
 
-    So every optimizer works as on one device, even one that draws random numbers or
-    counts its updates.
+    An optimizer may draw random numbers, or count its updates.
     """
     parallel = [p for p in trainer._params if is_replicated(p) and gradients_of(p)]
     for kind in "_grad", "_data":

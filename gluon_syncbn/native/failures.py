@@ -146,10 +146,7 @@ def raise_pending() -> None:
 
 
 def end_waits(reason: str) -> None:
-    """End all waits for devices with this error, also later ones until `recover`.
-
-    In other processes that are connected with this one, waits end for good.
-    """
+    """End all waits for devices with this error, also later ones until `recover`."""
     load().gluon_syncbn_fail_all(reason, True)
 
 

@@ -1,7 +1,4 @@
-"""Make each step of a gluon.Trainer wait for its gradients before it updates.
-
-docs/design/mxnet.md describes the state after a failed step.
-"""
+"""Make each step of a gluon.Trainer wait for its gradients before it updates."""
 
 from __future__ import annotations
 

@@ -87,17 +87,16 @@ def test_types_of_native_functions_are_compared():
         library.declare(ctypes.CDLL(str(file)), file, wrong)
 
 
-@pytest.mark.parametrize("name", ["y", "dx", "the running variance"])
-def test_a_wrong_result_is_found(monkeypatch, capsys, name):
+def test_a_wrong_result_is_found(monkeypatch, capsys):
     step = installation.step
 
     def slightly_wrong(*arguments):
         results = step(*arguments)
-        results[name].flat[-1] *= 1.001
+        results["the running variance"].flat[-1] *= 1.001
         return results
 
     monkeypatch.setattr(installation, "step", slightly_wrong)
     assert __main__.main([]) == 1
     output, error = capsys.readouterr()
-    assert f"error: {name} is wrong on cpu(0) and cpu(1), imperative," in error
+    assert "error: the running variance is wrong on cpu(0) and cpu(1), imp" in error
     assert "passed" not in output
