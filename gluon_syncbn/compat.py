@@ -20,10 +20,6 @@ def _in1d(ar1, ar2, *arguments, **options):
     return np.isin(np.ravel(ar1), ar2, *arguments, **options)
 
 
-def _moved(*_arguments, **_options):
-    raise NotImplementedError("this function has moved to the package numpy_financial")
-
-
 _NAMES = {
     # mxnet/numpy/multiarray.py, mxnet/ndarray/numpy/_op.py and symbol/numpy/_symbol.py
     "bool": bool,
@@ -43,12 +39,12 @@ _NAMES = {
     "product": np.prod,
     "round_": np.round,
     "sometrue": np.any,
-    # mxnet/numpy/fallback.py
+    # mxnet/numpy/fallback.py. NumPy has moved the last six to numpy_financial.
     "alltrue": np.all,
     "in1d": _in1d,
     "msort": lambda a: np.sort(a, axis=0),
     "trapz": getattr(np, "trapezoid", None),
-    **dict.fromkeys(("mirr", "npv", "pmt", "ppmt", "pv", "rate"), _moved),
+    **dict.fromkeys(("mirr", "npv", "pmt", "ppmt", "pv", "rate")),
     # mx.np.pad, in mxnet/ndarray/numpy/_op.py and mxnet/symbol/numpy/_symbol.py
     "compat": SimpleNamespace(basestring=str),
 }

@@ -54,7 +54,7 @@ def available_contexts() -> list[mx.Context]:
 
 
 def check(contexts: Sequence[mx.Context], mode: str, dtype: str) -> dict[str, float]:
-    """Return the error of each result, relative to its largest value, or inf."""
+    """Return the error of each result, relative to its largest value."""
     rng = np.random.default_rng(0)
     shape = 7, 6, 9, 10  # seven rows split unevenly over two contexts
     # Means differ by row and channel, so deviations differ by channel.
@@ -65,11 +65,10 @@ def check(contexts: Sequence[mx.Context], mode: str, dtype: str) -> dict[str, fl
     y, mean, var, _ = reference_forward(x, gamma, np.zeros(gamma.shape))
     running = 0.1 * mean, 0.9 + 0.1 * var
     expected_results = y, *reference_backward(x, dy, gamma), *running
-    errors = {}
-    for (name, result), expected in zip(results.items(), expected_results):
-        error = abs(result - expected).max() / abs(expected).max()
-        errors[name] = float(error) if np.isfinite(error) else np.inf
-    return errors
+    return {
+        name: float(abs(result - expected).max() / abs(expected).max())
+        for (name, result), expected in zip(results.items(), expected_results)
+    }
 
 
 def step(

@@ -5,7 +5,7 @@ from support.helpers import RESTORE_NUMPY_NAMES, output_of
 PROGRAM = (
     RESTORE_NUMPY_NAMES
     + """
-import os, signal, sys
+import os, signal
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
@@ -52,23 +52,18 @@ def train(norm=nn.BatchNorm):
     values = [p.data().asnumpy().tobytes() for p in net.collect_params().values()]
     return b"".join(values).hex(), vars(trainer).keys()
 
-if sys.argv[1] == "with":
-    _, old_attributes = train()  # starts MXNet's threads
-    before = state()
-    import gluon_syncbn
-    check(before, "importing")
-    weights, attributes = train()
-    assert attributes == old_attributes
-    check(before, "training without our layers")
-    train(gluon_syncbn.SyncBatchNorm)
-    assert train() == (weights, attributes)
-else:
-    weights, _ = train()
-print(weights)
+expected = train()  # starts MXNet's threads
+before = state()
+import gluon_syncbn
+check(before, "importing")
+assert train() == expected
+check(before, "training without our layers")
+train(gluon_syncbn.SyncBatchNorm)
+assert train() == expected, "training with our layers changes other nets"
 """
 )
 
 
 def test_nothing_changes_for_other_nets():
-    """Their trained weights are bitwise the same without gluon_syncbn."""
-    assert output_of(PROGRAM, "with") == output_of(PROGRAM, "without")
+    """Their trained weights have the same bits before and after the import."""
+    output_of(PROGRAM)
