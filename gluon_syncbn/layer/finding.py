@@ -96,7 +96,7 @@ def dividing_operators(net: mx.gluon.Block, outputs: Iterable) -> list[str]:
     hybrid = [b for b in blocks.blocks_of(net) if isinstance(b, HybridBlock)]
     found = [*map(blocks.graph_of, hybrid), *graphs.symbols_of(outputs)]
     recorded = [graph for graph in found if graph is not None]
-    nodes = [node for graph in recorded for node in graphs.nodes_of(graph)]
+    nodes = [node for graph in recorded for node in graphs.parse(graph)["nodes"]]
     names = {
         f"{node['op']} {node['name']}": None
         for node in nodes
@@ -152,13 +152,13 @@ def _source_of(block):
 
 def _read(block):
     graph = blocks.graph_of(block)
-    nodes, used = graphs.nodes_of(graph), graphs.used_outputs(graph)
+    nodes, used = graphs.parse(graph)["nodes"], graphs.used_outputs(graph)
     masked = {node["attrs"]["layer_key"] for node in nodes if _is_masked(node)}
     layers, norms = {}, {}
     for number, node in enumerate(nodes):
         if node["op"] not in _OPERATORS and not is_ours(node):
             continue
-        inputs = graphs.input_names(nodes, node)
+        inputs = [nodes[n]["name"] for n, *_ in node["inputs"]]
         inputs = inputs[1:3] + inputs[-2:]
         key = node["attrs"].get("layer_key", number)  # a layer may be used twice
         if key not in layers:
@@ -202,7 +202,7 @@ def _layer_of(node, inputs, parameters):
 def remake_graph(block: SymbolBlock) -> None:
     """Make the graph of a SymbolBlock from its layers."""
     source = block._source
-    nodes, norms = graphs.nodes_of(source.graph), source.norms
+    nodes, norms = graphs.parse(source.graph)["nodes"], source.norms
     changes = {number: _change(nodes[number], norms[number]) for number in norms}
     replaced = {number for number, change in changes.items() if change is None}
     ours = {number for number in replaced if is_ours(nodes[number])}

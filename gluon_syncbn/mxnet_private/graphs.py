@@ -35,19 +35,6 @@ _WITH_CASTS: dict = {"remove_amp_cast": False} if _HAS_OPTION else {}
 INPUT = "gluon_syncbn_input"  # a variable, see `rewrite`
 
 
-def nodes_of(symbol: Any) -> list[dict]:
-    """Return the nodes of a graph in topological order.
-
-    A node is a dict with ``op`` ("null" for a variable), ``name``, ``attrs`` (a dict of
-    strings) and ``inputs``, which begin with the numbers of a node and its output.
-    """
-    return parse(symbol)["nodes"]
-
-
-def input_names(nodes: list[dict], node: dict) -> list[str]:
-    return [nodes[number]["name"] for number, *_ in node["inputs"]]
-
-
 def used_outputs(symbol: Any) -> dict[int, set[int]]:
     """Return the numbers of the outputs that are read, by their node's number."""
     graph, used = parse(symbol), {}
@@ -110,7 +97,11 @@ def to_json(symbol: Any) -> str:
 
 
 def parse(symbol: Any) -> dict:
-    """Return a symbol's JSON form, with ``attrs`` for every node."""
+    """Return a symbol's JSON form, whose ``nodes`` are in topological order.
+
+    A node has ``op`` ("null" for a variable), ``name``, ``attrs`` (a dict of strings)
+    and ``inputs``, which begin with the numbers of a node and its output.
+    """
     graph = json.loads(to_json(symbol))
     for node in graph["nodes"]:
         node.setdefault("attrs", {})

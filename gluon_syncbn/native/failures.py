@@ -22,7 +22,6 @@ from .interrupts import DeferredSignals, watch_ctrl_c
 from .library import load
 
 _VARIABLE = "GLUON_SYNCBN_TIMEOUT"
-_MOST_ERRORS = 10_000  # arrays that have an error at once
 latest_recovery = 0, 0, ""  # the number of recoveries; its thread and reason
 contexts_of_functions = set()  # contexts that run our autograd.Functions
 
@@ -216,7 +215,7 @@ def give_up(reason: str) -> None:
     latest_recovery = latest_recovery[0] + 1, threading.get_ident(), reason
     load().gluon_syncbn_fail_all(reason, False)
     # waitall drops the error that it raises. With an unknown engine it always raises.
-    for _ in range(_MOST_ERRORS):
+    for _ in range(10_000):
         try:
             mx.nd.waitall()
             break

@@ -15,7 +15,6 @@ from ..arguments import check_choice
 from ..compat import __version__
 from ..mxnet_private.arrays import mxnet_path
 
-_NAME = "libgluon_syncbn.so"
 _MPI_NAME = "libgluon_syncbn_mpi.so"
 _BUILD = (
     "`pip install .`, or for development with `pip install --no-build-isolation -e .`"
@@ -103,7 +102,7 @@ _SIGNATURES = {
 
 def path() -> Path:
     """Return the path of the library: ``GLUON_SYNCBN_LIBRARY``, or the package's."""
-    default = Path(__file__).parents[1] / _NAME
+    default = Path(__file__).parents[1] / "libgluon_syncbn.so"
     return Path(os.environ.get("GLUON_SYNCBN_LIBRARY", default))
 
 
