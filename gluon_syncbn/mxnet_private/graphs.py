@@ -27,8 +27,8 @@ DTYPES = {  # names of MXNet's dtypes by NumPy type; MXNet publishes no list
 # ---- Symbols. They are immutable, so these functions work on their JSON form.
 
 _load = getattr(mx.sym, "load_json", None) or mx.sym.fromjson  # MXNet 2 renamed it
-# MXNet 1.6 keeps casts. Later versions by default remove them, in a copy of the graph
-# that leaks.
+# MXNet 1.6 keeps AMP's casts. Later versions by default remove them, in a copy of the
+# graph that leaks.
 _HAS_OPTION = "remove_amp_cast" in inspect.signature(mx.sym.Symbol.tojson).parameters
 _WITH_CASTS: dict = {"remove_amp_cast": False} if _HAS_OPTION else {}
 
@@ -256,7 +256,7 @@ def drop(heads: Sequence) -> None:
     MXNet frees the graphs of all heads of a backward. Only the additional head depends
     on the variable, so this backward runs no operator of the graphs.
     """
-    # A backward would detach a variable without a gradient, like `record_operator`'s.
+    # A backward would detach a variable that has no gradient, so this one has one.
     variable = _marked("write", heads[0].context)
     was_recording = autograd.set_recording(True)
     try:

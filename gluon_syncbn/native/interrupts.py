@@ -47,7 +47,7 @@ class DeferredSignals:
                 if callable(handler):
                     self._handlers[number] = handler
                     _set_handler(number, partial(self._handle, handler))
-            DeferredSignals._open = self  # from now on `_handle` defers
+            DeferredSignals._open = self  # `_handle` defers now
         except BaseException:
             self._restore_handlers()
             raise

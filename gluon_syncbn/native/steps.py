@@ -1,4 +1,4 @@
-"""Make each step of a gluon.Trainer wait for its gradients before it updates."""
+"""Guarded gluon.Trainers: a step waits for its gradients before it updates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def list_alive(values: weakref.WeakValueDictionary) -> list:
 
 
 def guard_trainers(parameters: Iterable[mx.gluon.Parameter]) -> None:
-    """Guard the trainers that the parameters have or get later."""
+    """Guard the trainers that parameters have now or get later."""
     for parameter in parameters:
         trainers.when_trainer_is_set(parameter, _guard)
 
