@@ -18,7 +18,7 @@ from .arrays import flatten
 # base class of BatchNorm and BatchNormReLU.
 BatchNormBase = getattr(nn.basic_layers, "_BatchNorm", nn.BatchNorm)
 
-# Gluon does not pass to child blocks that these methods of a parent run.
+# A child block finds these running methods of its parent only on the call stack.
 _TRACE = HybridBlock._get_graph.__code__
 _BUILD = HybridBlock._build_cache.__code__
 

@@ -123,8 +123,9 @@ class Replicas:
         """Return the value to save; Gluon's mean over contexts would round it."""
         mx.nd.waitall()  # no read waits for work that changes a weight's layout
         parameter = self._parameter
-        get = type(parameter)._check_and_get
-        return get(parameter, parameter._data, self.contexts[0]).copyto(mx.cpu())
+        arrays = type(parameter)._check_and_get(parameter, parameter._data, list)
+        on_first = [a for a in arrays if a.context == self.contexts[0]]
+        return (on_first or arrays)[0].copyto(mx.cpu())  # it may have been moved
 
     def collect(self, kind: str) -> None:
         """Copy the lent array that the program has changed to the other devices.

@@ -391,6 +391,15 @@ def test_files_go_to_the_devices(tmp_path, devices):
                 other(column(2))
 
 
+def test_saving_before_the_net_is_initialized_and_after_it_was_moved(tmp_path):
+    net = make_parallel(nn.Dense(1, in_units=1), cpus(2))
+    with pytest.raises(RuntimeError, match="not been initialized"):
+        net.save_parameters(str(tmp_path / "a"))
+    net.initialize()
+    move(net, cpus(2, first=2))
+    net.save_parameters(str(tmp_path / "a"))
+
+
 def test_summary_is_that_of_one_device(devices, capsys):
     plain, net = TwoInputs(), make_parallel(TwoInputs(), devices.contexts)
     x, other = np.ones((5, 3), "f4"), np.ones((5, 99), "f4")
