@@ -130,7 +130,6 @@ def forget_graphs_with(parameters: Iterable) -> None:
 
 
 def is_hybridized(block: mx.gluon.Block) -> bool:
-    """Return True if a call of the block runs its graph."""
     return bool(getattr(block, "_active", False))
 
 

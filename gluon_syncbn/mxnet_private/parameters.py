@@ -70,7 +70,6 @@ def having_gradients(parameters: Iterable) -> list[tuple[Any, list]]:
 
 
 def copy_to_others(source: mx.nd.NDArray, arrays: Iterable) -> None:
-    """Copy one device's array of a parameter to its other devices."""
     for array in arrays:
         if array is not source:
             source.copyto(array)
