@@ -52,19 +52,14 @@ def _backward(backward):
         for name, leaf in call.cut_leaves.items()
         if name in names
     }
-    parameters, is_kept = ParameterGradients(calls), False
-    try:
-        with autograd.pause(), parameters.summed():
-            _run_calls(calls, leaves, backward, parameters)
-        is_kept = backward.retain_graph
-        if not is_kept:
-            # Graphs may share an array without a gradient, so they are freed together.
-            cut = [head for call in calls for head in call.inputs + call.heads]
-            graphs.drop(backward.heads + cut)
-    finally:
-        if not is_kept:
-            for call in calls:
-                call.release()
+    parameters = ParameterGradients(calls)
+    with autograd.pause(), parameters.summed():
+        heads = _run_calls(calls, leaves, backward, parameters)
+    if not backward.retain_graph:
+        # Graphs may share an array without a gradient, so they are freed together.
+        graphs.drop(heads + [head for call in calls for head in call.heads])
+        for call in calls:
+            call.release(leaves)
 
 
 def _check_head_gradients(backward):
@@ -86,7 +81,7 @@ def _run_calls(calls, leaves, backward, parameters):
     """Run backward through the caller's graph, and then through each call's graphs.
 
     If calls have inputs with gradients, a last backward, from the heads and these
-    inputs, writes the gradients of the caller's variables.
+    inputs, writes the gradients of the caller's variables. Return its heads.
     """
     heads, gradients, mode = backward.heads, backward.gradients, backward.train_mode
     has_inputs = any(call.inputs for call in calls)
@@ -107,6 +102,7 @@ def _run_calls(calls, leaves, backward, parameters):
     if has_inputs:
         with parameters.adding():
             graphs.differentiate(heads, gradients, (), True, mode)
+    return heads
 
 
 def _gradients_by_name(leaves, heads, gradients, train_mode):
@@ -140,7 +136,7 @@ class ParameterGradients:
 
     @contextmanager
     def adding(self, contexts: Iterable[mx.Context] | None = None) -> Iterator[None]:
-        """Add the gradients that the block writes to the gradients of earlier graphs."""
+        """Add the gradients that the block writes to the earlier graphs' gradients."""
         saved = [
             (data, grad, grad.copy())
             for context in (list(self._overwritten) if contexts is None else contexts)

@@ -107,7 +107,7 @@ class RecordedCall:
         named = [dict(zip(graphs.names_of(xs), xs)) for xs in per_device]
         self._device_inputs = named or [{}] * len(shards.contexts)
         self.cut_leaves: dict = {}  # {name: detached output, a variable}
-        self.heads: list = []  # the devices' outputs that had gradients in a backward
+        self.heads: list = []  # the devices' outputs that the latest backward reached
 
     def join(self, outputs: Sequence, known: dict) -> list:
         """Join the devices' outputs in the caller's graph, which keeps this object.
@@ -190,7 +190,7 @@ class RecordedCall:
 
         arguments = self._device_outputs, self._leaf_names, self._device_inputs
         found = self._devices.map_first(backward_on, self._shards.contexts, *arguments)
-        self.heads += sum((heads for heads, _ in found), [])
+        self.heads = sum((heads for heads, _ in found), [])
         recorded, columns = self._shards.recorded, zip(*(dxs for _, dxs in found))
         inputs, gradients = [], []
         for x, (_, shards, axis), dxs in zip(self.inputs, recorded, columns):
@@ -201,12 +201,16 @@ class RecordedCall:
                 gradients.append(join_shards(filled, axis, x.context))
         return inputs, gradients
 
-    def release(self) -> None:
-        """Drop the devices' graphs."""
-        self._device_outputs = self._device_inputs = self.heads = self.inputs = []
-        self.cut_leaves = {}
-        del self._shards
-        _calls.pop(id(self), None)
+    def release(self, names: Iterable[str]) -> None:
+        """Drop cut leaves whose graphs were freed; with the last one, all arrays.
+
+        Python frees this object later, because an autograd.Function is in a cycle.
+        """
+        for name in names:
+            self.cut_leaves.pop(name, None)
+        if not self.cut_leaves:
+            self._device_outputs = self._device_inputs = self.inputs = self.heads = []
+            del self._shards
 
 
 def variables_on(context: mx.Context, parameters: Iterable) -> set[str | None]:

@@ -138,8 +138,9 @@ class TwoOutputs(Block):
         return self.first(x) ** 2, self.second(y) ** 2
 
 
+@pytest.mark.parametrize("retain", [True, False])
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_each_output_has_a_backward(order, devices):
+def test_each_output_has_a_backward(order, retain, devices):
     """Each backward writes what its output depends on, and no other gradients."""
     results = []
     for net in TwoOutputs(), make_parallel(TwoOutputs(), devices.contexts):
@@ -151,7 +152,7 @@ def test_each_output_has_a_backward(order, devices):
             outputs = net(x * 1, y * 1)
         found = []
         for k in order:
-            outputs[k].backward(retain_graph=True)
+            outputs[k].backward(retain_graph=retain)
             found += [x.grad.asnumpy(), y.grad.asnumpy()]
             found += map(summed_grad, parameters_of(net))
         results.append(found)
