@@ -269,11 +269,11 @@ def test_parallel_nets_and_a_plain_one(mode):
 
 
 def test_a_copy_of_a_net_in_a_plain_loop_has_parameters_of_its_own():
-    net = allow_plain_loop(nn.Dense(1, in_units=2))
+    net, x = allow_plain_loop(nn.Dense(1, in_units=2)), nd.ones((1, 2))
+    net.initialize(mx.init.One(), ctx=cpus(2))
+    net(x)
     twin = copy.deepcopy(net)
-    net.initialize(mx.init.One())
-    twin.initialize(mx.init.Zero())
-    x = nd.ones((1, 2))
+    twin.initialize(mx.init.Zero(), force_reinit=True)
     assert net(x).asnumpy() == 2 and twin(x).asnumpy() == 0
 
 

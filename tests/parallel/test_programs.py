@@ -36,7 +36,6 @@ from support.nets import (
     parameters_of,
     started,
     state_of,
-    train,
 )
 
 SEEDS = range(int(os.environ.get("GLUON_SYNCBN_PROGRAMS", 60)))
@@ -230,17 +229,6 @@ def test_random_program(seed):
     print(program)  # pytest shows it after a failure
     results = results_of(program, cpus(program.contexts))
     assert_same(results, results_of(program, None))
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("count", [1, 3])
-def test_trains_and_predicts_like_one_device(count, mode):
-    """The last batch has one row, fewer than three devices."""
-    results = []
-    for contexts in cpus(count), None:
-        net = started(Normalized(), contexts, mode)
-        results.append(train(net) + state_of(net))
-    assert_same(*results)
 
 
 @pytest.mark.parametrize("mode", MODES)
