@@ -1,6 +1,6 @@
-"""Graphs around a parallel net, structures of its inputs, and its limits.
+"""Graphs around a parallel net, structures of its inputs, and programs that it refuses.
 
-Each output must have rows. A net may read no variables but arguments and parameters.
+Each output must have rows. Only arguments and parameters may be variables.
 """
 
 import collections
@@ -71,7 +71,7 @@ def test_sparse_parameters(devices):
 
 
 def test_autograd_grad_is_refused(devices):
-    """MXNet's own function handles heads of other nets, also second gradients."""
+    """MXNet's own function still computes other gradients, also second ones."""
     net, x = one_weight(devices.contexts), column(1, 2)
     x.attach_grad()
     with autograd.record():
@@ -141,7 +141,7 @@ class TwoOutputs(Block):
 @pytest.mark.parametrize("retain", [True, False])
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_each_output_has_a_backward(order, retain, devices):
-    """Each backward writes what its output depends on, and no other gradients."""
+    """A backward writes only gradients of arrays that its output depends on."""
     results = []
     for net in TwoOutputs(), make_parallel(TwoOutputs(), devices.contexts):
         net.initialize(mx.init.One())
@@ -204,7 +204,7 @@ class Tempered(nn.Dense):
 @gluon_1_only("mx.npx.set_np")
 @pytest.mark.parametrize("is_variable", [True, False])
 def test_numpy_semantics(is_variable, devices):
-    """An argument has no axes. Results are a number, an array and an empty one."""
+    """An argument has no axes. The results are a number and two arrays, one empty."""
     with mx.util.np_shape(True), mx.util.np_array(True):
         net = make_parallel(Tempered(1, use_bias=False, in_units=1), devices.contexts)
         net.initialize(mx.init.One())
@@ -289,8 +289,8 @@ def test_result_whose_length_is_that_of_the_rows_by_chance(function, rows):
 
 
 @pytest.mark.parametrize("train", [True, False])
-def test_the_look_for_rows_changes_nothing(train):
-    """If shards have equally many rows, the first call runs the net once more."""
+def test_the_additional_run_of_a_first_call_changes_nothing(train):
+    """It checks that outputs have rows if all devices have equally many rows."""
     results = []
     for contexts in cpus(2), cpus(1):
         net = started(Normalized(), contexts, "hybridize")
@@ -301,16 +301,16 @@ def test_the_look_for_rows_changes_nothing(train):
 
 
 def test_a_net_that_accepts_one_number_of_rows():
-    """GluonCV's R-CNN is such a net. The look fails, and the call does not."""
+    """GluonCV's R-CNN is such a net. The additional run fails, but not the call."""
     net = started(Net(dense(), function=lambda F, h: h.reshape((3, 2)) * 1), cpus(2))
     assert net(array(X)).shape == (6, 2)
 
 
 @pytest.mark.parametrize("mode", ["imperative", "static_shape"])
-def test_the_look_for_rows_draws_no_random_numbers(mode):
+def test_the_additional_run_draws_no_random_numbers(mode):
     net = started(Net(dense(), nn.Dropout(0.5)), cpus(2), mode)
     masks = []
-    for _ in range(2):  # the second call does not look
+    for _ in range(2):  # only the first call has an additional run
         mx.random.seed(5)
         with autograd.train_mode():
             masks.append(net(array(X)).asnumpy())
@@ -323,7 +323,7 @@ def test_a_loop_over_shards_is_refused():
     with pytest.raises(ValueError, match=r"cpu\(1\).*batch"):
         with autograd.record():
             [net(x) for x in shards]
-    for x in shards:  # predictions of each are right
+    for x in shards:
         assert net(x).shape == (3, 2)
 
 
