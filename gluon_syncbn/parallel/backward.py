@@ -19,7 +19,6 @@ from mxnet import autograd
 from ..mxnet_private import graphs
 from ..mxnet_private.arrays import sum_into_first
 from ..mxnet_private.parameters import (
-    copy_to_others,
     having_gradients,
     is_fresh,
     mark_fresh,
@@ -143,7 +142,8 @@ class ParameterGradients:
             for data, grad in self._overwritten[context]
             if is_fresh(data)
         ]
-        mark_fresh((data for data, *_ in saved), False)
+        for data, *_ in saved:
+            mark_fresh([data], False)
         yield
         for data, grad, earlier in saved:
             if is_fresh(data):
@@ -180,6 +180,8 @@ class ParameterGradients:
         found = [(p, pairs, parts) for p, pairs, parts in found if parts]
         sum_into_first(parts for *_, parts in found)
         for _, pairs, (total, *_) in found:
-            copy_to_others(total, (grad for _, grad in pairs))
+            for _, grad in pairs:
+                if grad is not total:
+                    total.copyto(grad)
         mark_fresh(data for _, pairs, _ in found for data, _ in pairs)
         set_summed((parameter for parameter, *_ in found), True)
