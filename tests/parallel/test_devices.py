@@ -278,22 +278,20 @@ def test_a_copy_of_a_net_in_a_plain_loop_has_parameters_of_its_own():
 
 
 def test_a_plain_loop_goes_on_after_the_net_has_moved():
-    """No round waits for a former context. It calls each context in two scopes."""
-
-    def call_twice(context):
-        y = net(nd.ones((1, 2), ctx=context))
-        with autograd.pause():
-            noise = nd.ones((1, 2), ctx=context)
-        return y + net(noise)
-
+    """No round waits for a former context. Each context has two calls in a round."""
     net = allow_plain_loop(nn.Dense(1, in_units=2))
     net.initialize(ctx=cpus(2))
     number = failures.latest_recovery[0]
     for contexts in cpus(2), cpus(1):
         move(net, contexts)
         for _ in range(3):
+            losses = []
             with autograd.record():
-                losses = list(map(call_twice, contexts))
+                for x in [nd.ones((1, 2), ctx=context) for context in contexts]:
+                    y = net(x)
+                    with autograd.pause():  # it is no new scope of the loop
+                        pass
+                    losses.append(y + net(x))
             autograd.backward(losses)
     assert failures.latest_recovery[0] == number
 
