@@ -237,16 +237,14 @@ class BackwardCall:
         mx.base.check_call(_mxnet_differentiate(*self._arguments))
 
 
-def install_backward(
-    backward: Callable[[BackwardCall], None], concerns: Callable[[], Any]
-) -> None:
-    """Call `backward` in place of MXNet's function whenever `concerns()` is true."""
+def install_backward(backward: Callable[[BackwardCall], None]) -> None:
+    """Call `backward` in place of MXNet's function, except in `differentiate`."""
 
     def replacement(*arguments):
         # A flag of the thread would stay set after an exception of a signal's handler.
         caller = sys._getframe(1).f_back
         is_own = caller is not None and caller.f_code is differentiate.__code__
-        if is_own or not concerns():
+        if is_own:
             return _mxnet_differentiate(*arguments)
         backward(BackwardCall(arguments))
         return 0

@@ -24,13 +24,13 @@ from ..mxnet_private.parameters import (
     mark_fresh,
     set_summed,
 )
-from .recorded_call import any_recorded, calls_behind
+from .recorded_call import calls_behind
 
 
 @lru_cache(maxsize=None)
 def replace_backward() -> None:
     """Replace MXNet's backward for heads that depend on a net's recorded calls."""
-    graphs.install_backward(_backward, any_recorded)
+    graphs.install_backward(_backward)
 
 
 def _backward(backward):

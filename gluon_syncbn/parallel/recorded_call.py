@@ -53,10 +53,6 @@ def refuse_losses(net: mx.gluon.Block, begin: mx.nd.NDArray, variables: set) -> 
     _private.append(_Private(name_of(net), ends, variables))
 
 
-def any_recorded() -> bool:
-    return bool(_calls or _private)
-
-
 def calls_behind(heads: Iterable) -> tuple[list[RecordedCall], set[str]]:
     """Return the calls and the names of the variables that heads depend on.
 
