@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import inspect
+import itertools
 import json
 import sys
 import threading
@@ -183,6 +184,38 @@ def symbols_of(arrays: Iterable) -> list[Any]:
         )
         symbols.append(mx.sym.Symbol(symbol) if is_recorded else None)
     return symbols
+
+
+# ---- Objects that live as long as a graph. An autograd.Function is in a cycle, so it
+# would keep them until Python's next garbage collection.
+
+_owned: dict = {}  # {number: (object, MXNet's list of callbacks)}
+_numbers = itertools.count(1)
+
+
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+def _disown(number):
+    _owned.pop(number, None)
+    return 1
+
+
+def owning_zero(owner: Any, array: mx.nd.NDArray) -> mx.nd.NDArray:
+    """Return a recorded 0 for an array, which keeps `owner` until its graph is freed.
+
+    It has as many axes as the array.
+    """
+    shape, number = (1,) * array.ndim, next(_numbers)
+    zeros = [mx.nd.zeros(shape, array.context, array.dtype) for _ in range(2)]
+    zeros[0].attach_grad("null")  # MXNet records the operator, but not its backward
+    functions = (ctypes.c_void_p * 2)(None, ctypes.cast(_disown, ctypes.c_void_p))
+    arguments = (ctypes.c_void_p * 2)(None, number)
+    pointer = ctypes.POINTER(ctypes.CFUNCTYPE(ctypes.c_int))
+    callbacks = mx.base.MXCallbackList(2, ctypes.cast(functions, pointer), arguments)
+    _owned[number] = owner, callbacks
+    source, result = (mx.base.c_handle_array([zero]) for zero in zeros)
+    reference = ctypes.byref(callbacks)
+    mx.base.check_call(_LIB.MXCustomFunctionRecord(1, source, 1, result, reference))
+    return zeros[1]
 
 
 # ---- Scopes: ``with autograd.record():`` and such. The open scope has no public name.

@@ -57,8 +57,6 @@ def _backward(backward):
     if not backward.retain_graph:
         # Graphs may share an array without a gradient, so they are freed together.
         graphs.drop(heads + [head for call in calls for head in call.heads])
-        for call in calls:
-            call.release(leaves)
 
 
 def _check_head_gradients(backward):

@@ -21,7 +21,7 @@ import mxnet as mx
 from mxnet import autograd
 
 from ..mxnet_private import graphs
-from ..mxnet_private.arrays import broadcast_add, flatten, identity, to_context
+from ..mxnet_private.arrays import broadcast_add, flatten, to_context
 from ..mxnet_private.blocks import blocks_of, name_of
 from ..mxnet_private.parameters import data_of
 from ..native import failures
@@ -153,12 +153,9 @@ class RecordedCall:
         autograd.mark_variables(variables, gradients)
         names = graphs.names_of(leaves)
         self.cut_leaves.update((n, x) for n, x in zip(names, leaves) if n)
-        # A function in the caller's graph refers to this object.
         failures.contexts_of_functions.add(context)
         _calls[id(self)] = self
-        zero = mx.nd.zeros((1,) * leaves[0].ndim, context, leaves[0].dtype)
-        zero.attach_grad("null")  # MXNet records the function, but not its backward
-        leaves[0] = broadcast_add(leaves[0], _GraphLifetime(self)(zero))
+        leaves[0] = broadcast_add(leaves[0], graphs.owning_zero(self, leaves[0]))
         output = join_shards(leaves, axis, context)
         is_np = isinstance(shards[0], mx.np.ndarray)
         return output.as_np_ndarray() if is_np else output, names
@@ -197,17 +194,6 @@ class RecordedCall:
                 gradients.append(join_shards(filled, axis, x.context))
         return inputs, gradients
 
-    def release(self, names: Iterable[str]) -> None:
-        """Drop cut leaves whose graphs were freed; with the last one, all arrays.
-
-        Python frees this object later, because an autograd.Function is in a cycle.
-        """
-        for name in names:
-            self.cut_leaves.pop(name, None)
-        if not self.cut_leaves:
-            self._device_outputs = self._device_inputs = self.inputs = self.heads = []
-            del self._shards
-
 
 def variables_on(context: mx.Context, parameters: Iterable) -> set[str | None]:
     arrays = [data for parameter in parameters for data in data_of(parameter)]
@@ -234,14 +220,3 @@ def _holder_of(names, net):
                 if not names.isdisjoint(graphs.variables_behind(arrays)):
                     return f"the attribute '{attribute}' of {name_of(block)}"
     return "an array"
-
-
-class _GraphLifetime(autograd.Function):
-    """A copy whose graph refers to a call."""
-
-    def __init__(self, call):
-        super().__init__()
-        self._call = call
-
-    def forward(self, zero):
-        return identity(zero)

@@ -129,6 +129,28 @@ def test_graphs_are_freed(way, devices):
     assert count_graphs() == 0
 
 
+class Token:
+    """An argument that weak references can find."""
+
+
+def test_a_call_is_freed_with_its_results(devices):
+    """Arrays would wait for the garbage collector, and a GPU's memory be full."""
+    token = Token()
+    net, alive = nn.Lambda(lambda x, token: (x * 1, x * 2)), weakref.ref(token)
+    net, x = make_parallel(net, devices.contexts), column(1, 2)
+    x.attach_grad()
+    gc.disable()
+    with autograd.record():
+        y, unused = net(x, token)
+    y.backward()
+    del y, unused, token
+    mx.nd.waitall()
+    nd.zeros(1).wait_to_read()  # MXNet's thread deletes an operator before the next one
+    is_freed = alive() is None
+    gc.enable()
+    assert is_freed
+
+
 class TwoOutputs(Block):
     def __init__(self):
         super().__init__()
