@@ -194,9 +194,12 @@ _numbers = itertools.count(1)
 
 
 @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
-def _disown(number):
-    _owned.pop(number, None)
+def _disown(number, owned=_owned):  # global names are None when the interpreter ends
+    owned.pop(number, None)
     return 1
+
+
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_disown))  # MXNet may call it until then
 
 
 def owning_zero(owner: Any, array: mx.nd.NDArray) -> mx.nd.NDArray:

@@ -144,14 +144,14 @@ class _LoopForward(ForwardOnDevices):
                 return None
             self._devices[context] = OwnThreads(context)
         if autograd.is_training():
-            self._note_call(context)
+            self._check_round(context)
         return self._devices[context]
 
     def _contexts_of_net(self):
         parameters = (p for block in blocks_of(self.net) for p in block.params.values())
         return set(next(filter(None, map(contexts_of, parameters)), ()))
 
-    def _note_call(self, context):
+    def _check_round(self, context):
         """Recover if the program has left a round before all contexts were called.
 
         The devices that were called would wait for the others. The next round calls a
