@@ -60,7 +60,7 @@ def _backward(backward):
 
 
 def _check_head_gradients(backward):
-    """Raise ValueError if a gradient does not fit its head; MXNet does not check."""
+    """Raise ValueError if a gradient does not fit its head. MXNet takes any shape."""
     for number, pair in enumerate(zip(backward.heads, backward.gradients)):
         if pair[1] is None:
             continue
@@ -150,9 +150,9 @@ class ParameterGradients:
 
     @contextmanager
     def summed(self) -> Iterator[None]:
-        """Sum the gradients that the ``with`` block writes over devices, at its end.
+        """Sum over devices the gradients that the ``with`` block writes.
 
-        Arrays that it does not write keep their mark of a fresh gradient.
+        Other arrays keep their mark of a fresh gradient, also after a failure.
         """
         values = [data for _, pairs in self._all for data, _ in pairs]
         previous = list(filter(is_fresh, values))

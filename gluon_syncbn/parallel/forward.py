@@ -219,17 +219,17 @@ class ParallelForward(ForwardOnDevices):
 
     def _check_whole_batch(self, leaves):
         """Raise ValueError if a loop over shards calls the net."""
-        contexts = [x.context for x in leaves if isinstance(x, mx.nd.NDArray)][:1]
+        contexts = (x.context for x in leaves if isinstance(x, mx.nd.NDArray))
+        context = next(contexts, None)
         latest_scope, latest = self._latest_call
         scope = threading.get_ident(), scope_number()
-        self._latest_call = scope, contexts
-        if latest_scope != scope or not latest or latest == contexts:
-            return
-        if {*latest, *contexts} <= set(self.devices.contexts):
+        self._latest_call = scope, context
+        is_loop = latest_scope == scope and latest != context
+        if is_loop and {latest, context} <= set(self.devices.contexts):
             raise ValueError(
-                f"net was called with arrays on {latest[0]} and then with arrays on "
-                f"{contexts[0]} in one autograd.record() block. A parallel net "
-                "splits its batch itself: pass the whole batch in one call, without "
+                f"net was called with arrays on {latest} and then with arrays on "
+                f"{context} in one autograd.record() block. A parallel net splits its "
+                "batch itself, so pass the whole batch in one call, without "
                 "split_and_load."
             )
 

@@ -54,9 +54,9 @@ def allow_plain_loop(net: mx.gluon.Block) -> mx.gluon.Block:
     -----
     Inside the loop, do not wait for outputs before the net was called for every
     context, because the other contexts have no work yet. Compute the net's inputs
-    before the loop: operators of one thread share memory, so operators on one context's
-    input could wait for another context's loss, which waits for them. Each context's
-    thread has its own random generators, which ``mx.random.seed`` seeds.
+    before the loop. Otherwise the operators that compute one context's input could wait
+    for another context's loss, which waits for the first context. Each context's thread
+    has its own random generators, which ``mx.random.seed`` seeds.
 
     Examples
     --------

@@ -201,7 +201,7 @@ def variables_on(context: mx.Context, parameters: Iterable) -> set[str | None]:
 
 
 def _without_duplicates(leaves):
-    names, views = set(), []  # MXNet would keep only one gradient of an array
+    names, views = set(), []  # MXNet keeps only one gradient of a head
     for leaf, name in zip(leaves, graphs.names_of(leaves)):
         is_duplicate = name is not None and name in names
         views.append(leaf.reshape(leaf.shape) if is_duplicate else leaf)

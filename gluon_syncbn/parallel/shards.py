@@ -55,7 +55,7 @@ class Shards:
         axis: int,
         limit: int | None = None,
     ) -> Shards:
-        """Split at most `limit` rows over the contexts; each gets one row or more.
+        """Split at most `limit` rows, and leave out contexts that get none.
 
         `leaves` are the flattened `args`. Arrays without axes are copied.
         """
