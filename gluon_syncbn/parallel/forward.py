@@ -249,7 +249,7 @@ class ParallelForward(ForwardOnDevices):
         return not set(unsynchronized_layers(self.net)) <= self._unconverted
 
     def _describe_other_rows(self, args, shards, parameters):
-        """Describe the outputs for another number of rows, which the first device runs.
+        """Describe the first device's outputs for another number of rows.
 
         If devices have equally many rows, an output without one value per row may have
         that length by chance. Return None if the net fails, because GluonCV's R-CNN

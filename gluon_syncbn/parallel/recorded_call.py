@@ -96,8 +96,8 @@ class RecordedCall:
         self._devices, self._shards = devices, shards
         self.splits_batch = shards.axis is not None  # False in a plain loop
         self._begin = graphs.record_operator()
-        # Backward starts from these. They are views, because MXNet does not accept a
-        # variable there, or an array twice.
+        # Backward starts from these views. MXNet accepts neither a variable nor a
+        # second occurrence of an array as the start.
         self.inputs = [x.reshape(x.shape) for x, *_ in shards.recorded]
         per_device = zip(*(column for _, column, _ in shards.recorded))
         named = [dict(zip(graphs.names_of(xs), xs)) for xs in per_device]
