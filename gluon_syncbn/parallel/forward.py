@@ -12,7 +12,7 @@ from typing import Any, Callable, Sequence
 import mxnet as mx
 from mxnet import autograd
 
-from ..arguments import check_block, comma_list
+from ..arguments import check_block, comma_list, pluralize
 from ..layer.convert import convert
 from ..layer.finding import (
     dividing_operators,
@@ -107,7 +107,7 @@ class ParallelForward(ForwardOnDevices):
         # {kinds of inputs: descriptions of outputs that have rows for any batch}
         self._known: dict = collections.defaultdict(set)
         self._latest_call = None, None
-        self._has_checked_operators = False
+        self._has_checked_operators = self._has_warned_of_few_rows = False
         count_scopes()
 
     def __call__(self, *args: Any) -> Any:
@@ -132,6 +132,8 @@ class ParallelForward(ForwardOnDevices):
         has_equal_rows = len(rows) > 1 and len(set(rows)) == 1
         if has_equal_rows and not known:
             expected = self._describe_other_rows(args, shards, parameters)
+        if is_training and not self._settings and max(rows) <= 2:
+            self._warn_of_few_rows(max(rows))
 
         def check(outputs, leaves):
             if autograd.is_recording() and not self._has_checked_operators:
@@ -247,6 +249,18 @@ class ParallelForward(ForwardOnDevices):
         if not has_graphs and self._classes == {b: type(b) for b in blocks}:
             return False
         return not set(unsynchronized_layers(self.net)) <= self._unconverted
+
+    def _warn_of_few_rows(self, rows):
+        if self._has_warned_of_few_rows:
+            return
+        self._has_warned_of_few_rows = True
+        found = unsynchronized_layers(self.net)
+        if found:
+            warn(
+                f"with sync_bn=False {found[0]} normalizes each device's "
+                f"{pluralize(rows, 'row')} alone, so its running statistics are "
+                "inaccurate. Call make_parallel with sync_bn=True, or pass more rows."
+            )
 
     def _describe_other_rows(self, args, shards, parameters):
         """Describe the first device's outputs for another number of rows.

@@ -178,6 +178,7 @@ def read(batches):
         yield batch
 
 
+@pytest.mark.filterwarnings("ignore:.*sync_bn=False")
 @pytest.mark.parametrize(
     "batches, error, pattern",
     [
