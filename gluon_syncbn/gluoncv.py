@@ -71,8 +71,8 @@ def install() -> None:
         align = F.contrib.ROIAlign
 
         def roi_align(data, rois, *args, **kwargs):
-            # If MXNet skips region n on CPUs, it writes 0 to the n-th number, which
-            # belongs to the first region, and does not initialize region n.
+            # MXNet's zeros for skipped regions overwrite outputs of the first region,
+            # and it does not initialize the skipped regions.
             is_used = F.slice_axis(rois, axis=1, begin=0, end=1).reshape((-1,)) >= 0
             y = align(data, F.where(is_used, rois, rois * 0), *args, **kwargs)
             return F.where(is_used, y, F.zeros_like(y))
@@ -110,6 +110,6 @@ def uninstall() -> None:
 
 
 def _modules(kind):
-    """Return GluonCV's modules that have imported this class as SyncBatchNorm."""
+    """Return GluonCV's modules in which SyncBatchNorm is the class `kind`."""
     loaded = [m for name, m in sys.modules.items() if name.startswith("gluoncv.")]
     return [m for m in loaded if vars(m).get("SyncBatchNorm") is kind]

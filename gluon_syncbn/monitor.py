@@ -1,4 +1,4 @@
-"""Monitor, which measures how long devices wait, without blocking them."""
+"""Measure how long devices wait, without blocking them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .mxnet_private.arrays import push
 from .mxnet_private.parameters import contexts_of, data_of, gradients_of
 from .native.library import load
 
-_pending_times: list = []  # the engine may still write to these
+_pending_times: list = []  # numbers that the engine has not written yet
 
 
 class Monitor:
@@ -47,7 +47,7 @@ class Monitor:
 
     def __init__(self, net: mx.gluon.Block) -> None:
         self._net = check_block("net", net)
-        # These keep the native layers alive if blocks are converted or reverted.
+        # References to native layers, which stay after a block is reverted.
         self._layers = [x._sync for x in synchronized_layers(net)]
         self._begin()
 
@@ -83,7 +83,7 @@ class Monitor:
         self._steps, self._data = 0, Counter()
 
     def _layer_waits(self):
-        """Return {device: {layer: seconds since it was made}}."""
+        """Return {device: {layer: seconds that the device has waited in it}}."""
         parameters, waits = self._net.collect_params().values(), {}
         seconds = load().gluon_syncbn_wait_seconds
         for device in sorted({str(c) for p in parameters for c in contexts_of(p)}):
@@ -92,7 +92,7 @@ class Monitor:
         return waits
 
     def _finish_times(self):
-        """Return {device: time when its work is done}; 0 until the engine writes it."""
+        """Return {device: time when its work ends}; the engine writes it then."""
         arrays, times = defaultdict(list), {}
         for parameter in self._net.collect_params().values():
             for array in (*data_of(parameter), *gradients_of(parameter)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import inspect
+import itertools
 import json
 import sys
 import threading
@@ -171,6 +172,41 @@ def symbols_of(arrays: Iterable) -> list[Any]:
     return symbols
 
 
+# ---- Objects that live as long as a graph. An autograd.Function is in a cycle, so it
+# would keep them until Python's next garbage collection.
+
+_owned: dict = {}  # {number: (object, MXNet's list of callbacks)}
+_numbers = itertools.count(1)
+
+
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+def _disown(number, owned=_owned):  # global names are None when the interpreter ends
+    owned.pop(number, None)
+    return 1
+
+
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_disown))  # MXNet may call it until then
+
+
+def owning_zero(owner: Any, array: mx.nd.NDArray) -> mx.nd.NDArray:
+    """Return a recorded 0 for an array, which keeps `owner` until its graph is freed.
+
+    It has as many axes as the array.
+    """
+    shape, number = (1,) * array.ndim, next(_numbers)
+    zeros = [mx.nd.zeros(shape, array.context, array.dtype) for _ in range(2)]
+    zeros[0].attach_grad("null")  # MXNet records the operator, but not its backward
+    functions = (ctypes.c_void_p * 2)(None, ctypes.cast(_disown, ctypes.c_void_p))
+    arguments = (ctypes.c_void_p * 2)(None, number)
+    pointer = ctypes.POINTER(ctypes.CFUNCTYPE(ctypes.c_int))
+    callbacks = mx.base.MXCallbackList(2, ctypes.cast(functions, pointer), arguments)
+    _owned[number] = owner, callbacks
+    source, result = (mx.base.c_handle_array([zero]) for zero in zeros)
+    reference = ctypes.byref(callbacks)
+    mx.base.check_call(_LIB.MXCustomFunctionRecord(1, source, 1, result, reference))
+    return zeros[1]
+
+
 # ---- Scopes, such as ``with autograd.record():``, have no public names.
 
 _scopes = threading.local()
@@ -217,17 +253,15 @@ class BackwardCall:
         mx.base.check_call(_mxnet_differentiate(*self._arguments))
 
 
-def install_backward(
-    backward: Callable[[BackwardCall], None], concerns: Callable[[], Any]
-) -> None:
-    """Call `backward` in place of MXNet's function whenever `concerns()` is true."""
+def install_backward(backward: Callable[[BackwardCall], None]) -> None:
+    """Call `backward` in place of MXNet's function, except in `differentiate`."""
 
     def replacement(*arguments):
         # The exception of a signal's handler could leave a flag of the thread set, so
         # the frame shows whether `differentiate` calls.
         caller = sys._getframe(1).f_back
         is_own = caller is not None and caller.f_code is differentiate.__code__
-        if is_own or not concerns():
+        if is_own:
             return _mxnet_differentiate(*arguments)
         backward(BackwardCall(arguments))
         return 0

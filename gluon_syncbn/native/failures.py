@@ -23,7 +23,7 @@ from .library import load
 
 _VARIABLE = "GLUON_SYNCBN_TIMEOUT"
 latest_recovery = 0, 0, ""  # the number of recoveries; its thread and reason
-contexts_of_functions = set()  # contexts that run our autograd.Functions
+contexts_of_functions = set()  # contexts of graphs that own Python objects
 
 
 class Here(threading.local):
@@ -229,9 +229,9 @@ def _finish_work():
     load().gluon_syncbn_set_locator(None)
     give_up("the Python interpreter exits")
     # waitall does not wait until operators are deleted. To delete a skipped operator of
-    # an autograd.Function, MXNet calls Python, which aborts the process if the
-    # interpreter ends meanwhile. A context's thread deletes an operator before it runs
-    # the next one.
+    # a graph that owns a Python object, MXNet calls Python, which aborts the process if
+    # the interpreter ends meanwhile. A context's thread deletes an operator before it
+    # runs the next one.
     for context in contexts_of_functions:
         mx.nd.zeros((1,), ctx=context).wait_to_read()
 

@@ -1,10 +1,8 @@
-"""Backward of parallel nets: from one loss on one device back to all devices.
+"""Backward through the caller's graph and then through the devices' graphs.
 
-MXNet has no hook between the caller's graph and the devices' graphs, so this module
-replaces MXNet's function for backward; docs/design/mxnet.md explains why.
-
-Each device computes its part of a gradient. After a parallel net's backward every
-device has the sum, as if one device had had the whole batch.
+MXNet has no hook between these graphs, so this module replaces its backward;
+docs/design/mxnet.md explains why. After the backward of a parallel net every device has
+the gradients of the whole batch.
 """
 
 from __future__ import annotations
@@ -26,20 +24,16 @@ from ..mxnet_private.parameters import (
     mark_fresh,
     set_summed,
 )
-from .recorded_call import any_recorded, calls_behind
+from .recorded_call import calls_behind
 
 
 @lru_cache(maxsize=None)
 def replace_backward() -> None:
-    """Replace MXNet's backward, which still runs for graphs without a call of a net."""
-    graphs.install_backward(_backward, any_recorded)
+    """Replace MXNet's backward for heads that depend on a net's recorded calls."""
+    graphs.install_backward(_backward)
 
 
 def _backward(backward):
-    """Run MXNet's backward, then the backward of the calls that its heads depend on.
-
-    Calls that no head depends on, also other threads' calls, are left alone.
-    """
     calls, names = calls_behind(backward.heads)
     if not calls:
         backward.run()
@@ -57,26 +51,16 @@ def _backward(backward):
         for name, leaf in call.cut_leaves.items()
         if name in names
     }
-    parameters, is_kept = ParameterGradients(calls), False
-    try:
-        with autograd.pause(), parameters.summed():
-            _run_calls(calls, leaves, backward, parameters)
-        is_kept = backward.retain_graph
-        if not is_kept:
-            # Freeing one graph breaks others that share an array without a gradient.
-            cut = [head for call in calls for head in call.inputs + call.heads]
-            graphs.drop(backward.heads + cut)
-    finally:
-        if not is_kept:
-            for call in calls:
-                call.release()
+    parameters = ParameterGradients(calls)
+    with autograd.pause(), parameters.summed():
+        heads = _run_calls(calls, leaves, backward, parameters)
+    if not backward.retain_graph:
+        # Graphs may share an array without a gradient, so they are freed together.
+        graphs.drop(heads + [head for call in calls for head in call.heads])
 
 
 def _check_head_gradients(backward):
-    """Raise ValueError if a gradient does not fit its head.
-
-    MXNet notices another dtype when it computes, and another shape never.
-    """
+    """Raise ValueError if a gradient does not fit its head. MXNet takes any shape."""
     for number, pair in enumerate(zip(backward.heads, backward.gradients)):
         if pair[1] is None:
             continue
@@ -91,10 +75,10 @@ def _check_head_gradients(backward):
 
 
 def _run_calls(calls, leaves, backward, parameters):
-    """Run backward through the caller's graph to the cut leaves, then call by call.
+    """Run backward through the caller's graph, and then through each call's graphs.
 
-    If inputs of calls have gradients, the caller's own variables behind them are
-    written last, from the heads and all inputs.
+    If calls have inputs with gradients, a last backward, from the heads and these
+    inputs, writes the gradients of the caller's variables. Return its heads.
     """
     heads, gradients, mode = backward.heads, backward.gradients, backward.train_mode
     has_inputs = any(call.inputs for call in calls)
@@ -115,10 +99,11 @@ def _run_calls(calls, leaves, backward, parameters):
     if has_inputs:
         with parameters.adding():
             graphs.differentiate(heads, gradients, (), True, mode)
+    return heads
 
 
 def _gradients_by_name(leaves, heads, gradients, train_mode):
-    """Return the gradients of the leaves that heads depend on."""
+    """Return the gradients of `leaves` by name, if heads depend on them."""
     names = graphs.variables_behind(heads)
     found = {name: leaf for name, leaf in leaves.items() if name in names}
     if not found:
@@ -129,30 +114,26 @@ def _gradients_by_name(leaves, heads, gradients, train_mode):
 
 
 class ParameterGradients:
-    """The gradients of the nets that were called, which several graphs may write."""
+    """The gradients of the called nets' parameters during one backward."""
 
     def __init__(self, calls: Iterable) -> None:
         split = {id(p) for call in calls if call.splits_batch for p in call.parameters}
-        self._values: list = []  # the parameters' arrays
-        self._summed: list = []  # parameters of parallel nets, with (array, gradient)s
-        self._accumulated: list = []  # gradients of these with grad_req="add"
-        # (array, gradient)s with grad_req="write" by context; each backward overwrites.
-        self._overwritten: dict = collections.defaultdict(list)
         parameters = dict.fromkeys(p for call in calls for p in call.parameters)
-        for parameter, pairs in having_gradients(parameters):
-            is_summed = id(parameter) in split and pairs[0][0].stype == "default"
-            if is_summed:
-                self._summed.append((parameter, pairs))
-            for data, grad in pairs:
-                self._values.append(data)
-                if parameter.grad_req == "write":
-                    self._overwritten[data.context].append((data, grad))
-                elif is_summed:
-                    self._accumulated.append(grad)
+        self._all = having_gradients(parameters)  # (parameter, pairs (array, gradient))
+        self._summed = [
+            (parameter, pairs)
+            for parameter, pairs in self._all
+            if id(parameter) in split and pairs[0][0].stype == "default"
+        ]
+        # {context: pairs (array, gradient)} with grad_req="write"
+        self._overwritten: dict = collections.defaultdict(list)
+        for parameter, pairs in self._all:
+            for data, grad in pairs if parameter.grad_req == "write" else ():
+                self._overwritten[data.context].append((data, grad))
 
     @contextmanager
     def adding(self, contexts: Iterable[mx.Context] | None = None) -> Iterator[None]:
-        """Add one graph's gradients to earlier graphs' gradients, on some contexts."""
+        """Add the gradients that the block writes to the earlier graphs' gradients."""
         saved = [
             (data, grad, grad.copy())
             for context in (list(self._overwritten) if contexts is None else contexts)
@@ -169,26 +150,27 @@ class ParameterGradients:
 
     @contextmanager
     def summed(self) -> Iterator[None]:
-        """Sum over devices the gradients that the ``with`` block writes, at its end.
+        """Sum over devices the gradients that the ``with`` block writes.
 
-        Other gradients keep their values and marks, also after a failure.
-        With grad_req="add" the sum is added to the earlier value.
+        Other arrays keep their mark of a fresh gradient, also after a failure.
         """
-        previous = list(filter(is_fresh, self._values))
-        earlier = [grad.copy() for grad in self._accumulated]
-        for grad in self._accumulated:
+        values = [data for _, pairs in self._all for data, _ in pairs]
+        previous = list(filter(is_fresh, values))
+        added = [pairs for p, pairs in self._summed if p.grad_req == "add"]
+        earlier = [(grad, grad.copy()) for pairs in added for _, grad in pairs]
+        for grad, _ in earlier:
             grad[:] = 0
         mark_fresh(previous, False)
         try:
             yield
             self._sum()
         finally:
-            for grad, value in zip(self._accumulated, earlier):
+            for grad, value in earlier:
                 grad += value
             mark_fresh(previous)
 
     def _sum(self):
-        """Write the sum over the devices that have a gradient to all devices."""
+        """Give all devices the sum of the gradients that devices have written."""
         found = [
             (parameter, pairs, [grad for data, grad in pairs if is_fresh(data)])
             for parameter, pairs in self._summed

@@ -42,32 +42,28 @@ _LISTS = (Sequence, mx.nd.NDArray, np.ndarray)
 class _Thread(threading.local):
     """State of the calling thread."""
 
-    calls: Any = None  # the queue of the Worker that runs in it
-    seed_count = -1  # calls of mx.random.seed when it was seeded
+    calls: Any = None  # the queue of its Worker
+    seed_count = -1  # `_seed_count` when the thread was seeded
 
 
 _thread = _Thread()
 
 
 class Worker:
-    """A thread that runs calls in order while this object lives.
-
-    It is a daemon: a call that never ends does not keep the program from exiting.
-    """
+    """A thread that runs calls in order while this object lives."""
 
     def __init__(self, name: str) -> None:
         self._calls: Any = queue.SimpleQueue()
         self.unfinished: set = set()  # the results of calls that have not ended
-        threading.Thread(
-            target=_serve, args=(self._calls,), name=name, daemon=True
-        ).start()
+        options: Any = {"name": name, "daemon": True}  # the program can always exit
+        threading.Thread(target=_serve, args=(self._calls,), **options).start()
         weakref.finalize(self, self._calls.put, None).atexit = False
 
     def call(self, function: Callable, *arguments: Any) -> Any:
-        """Return the result of a call in this thread.
+        """Call a function in this object's thread, and return its result.
 
-        A worker that waits for another worker's result serves its own calls meanwhile,
-        so calls of workers may be nested in any order.
+        If the caller is another Worker's thread, it runs its own calls while it waits,
+        because the function may call that Worker.
         """
         own = _thread.calls
         if own is self._calls:
@@ -86,7 +82,6 @@ class Worker:
 
 
 def _serve(calls):
-    """Run a worker's calls in its thread until a None."""
     _thread.calls = calls
     for result, function, arguments in iter(calls.get, None):
         try:
@@ -97,7 +92,7 @@ def _serve(calls):
 
 
 class Workers:
-    """A Worker for each context, created at first use. A forked child has its own."""
+    """A Worker for each context, created at first use. A forked child makes its own."""
 
     def __init__(self) -> None:
         self._workers: dict = {}
@@ -114,7 +109,7 @@ class Workers:
     def finish(self) -> None:
         """Wait for calls whose caller was interrupted.
 
-        A thread whose call does not end within the timeout is not used again.
+        If a call does not end within the timeout, its thread is not used again.
         """
         for key, worker in list(self._workers.items()):
             calls = list(worker.unfinished)
@@ -127,7 +122,7 @@ class Workers:
 
 
 _seed_count = 0  # calls of mx.random.seed outside of maps
-_latest_draw = -1, 0  # `_seed_count` at the latest draw, and the seed that was drawn
+_latest_draw = -1, 0  # `_seed_count` then, and the drawn seed
 
 
 def _count_seed():
@@ -323,8 +318,8 @@ class OwnThreads(Devices):
     """Devices with threads of their own.
 
     Plain loops of several training threads may reach the contexts in different orders.
-    Operators of one thread share memory, so in shared threads each loop would wait for
-    the other loop's operators.
+    Operators of one thread may wait for each other, so loops that share threads could
+    wait for each other.
     """
 
     def __init__(self, contexts: Sequence[mx.Context]) -> None:
@@ -333,7 +328,7 @@ class OwnThreads(Devices):
 
 
 def inside_map(contexts: Sequence[mx.Context] = ()) -> bool:
-    """Return True if `map` runs in this thread, for exactly `contexts` if there are."""
+    """Return True inside a function of `map`; if contexts are given, of their map."""
     mapped = failures.here.contexts
     return bool(mapped) and (not contexts or list(contexts) == list(mapped))
 
@@ -349,9 +344,9 @@ def _lengths(lists):
 
 
 def _with_callers_state(function, contexts):
-    """Return a function that other threads call under this thread's flags and seed."""
+    """Return `function` with the caller's flags and seed, to call in other threads."""
     global _latest_draw
-    # Work that waits for a nested map may use the generator that a draw waits for.
+    # A draw waits for the generator, which work may use that waits for a nested map.
     if _latest_draw[0] != _seed_count and not failures.here.contexts:
         _latest_draw = _seed_count, draw_seed()
     seed_count, seed = _latest_draw

@@ -45,7 +45,7 @@ from .backward import replace_backward
 from .devices import Devices, OwnThreads, inside_map
 from .recorded_call import RecordedCall, refuse_losses, variables_on
 from .replicas import only_participants, unchanged
-from .shards import Shards, check_same_form, common_form, join_shards
+from .shards import Shards, check_other_rows, describe_outputs, join_shards
 
 
 class ForwardOnDevices(ForwardReplacement):
@@ -53,10 +53,10 @@ class ForwardOnDevices(ForwardReplacement):
 
     def __init__(self, net: mx.gluon.Block) -> None:
         super().__init__(net)
-        # Conversion accepts a layer whose own forward only calls the class's forward.
+        # Conversion refuses a layer with its own `forward`, unless this is true.
         functions = self.replaced.values()
         self.calls_class = all(getattr(f, "calls_class", False) for f in functions)
-        self._variables: dict = {}  # names of parameters' variables by context
+        self._variables: dict = {}  # {context: names of the parameters' variables}
 
     def run(
         self,
@@ -65,9 +65,9 @@ class ForwardOnDevices(ForwardReplacement):
         parameters: Sequence,
         check: Callable[[Sequence, Sequence], None] = lambda outputs, leaves: None,
     ) -> Any:
-        """Return the net's joined output, recorded if the caller records.
+        """Run the net on the shards; return the joined output.
 
-        `check` is called with each device's output and its leaves.
+        `check` is called with the devices' outputs and their leaves.
         """
         call = None
         if autograd.is_recording():
@@ -85,8 +85,8 @@ class ForwardOnDevices(ForwardReplacement):
         return rebuild(outputs[0], iter(joined))
 
 
-# `_form_of_other_rows` must not use the random generators of the devices' threads.
-_look_ahead_devices = lru_cache(maxsize=None)(OwnThreads)
+# A call that only finds out shapes must not use the devices' random generators.
+_devices_for_shapes = lru_cache(maxsize=None)(OwnThreads)
 
 
 class ParallelForward(ForwardOnDevices):
@@ -104,7 +104,8 @@ class ParallelForward(ForwardOnDevices):
         self._settings = settings  # None if layers are not converted
         self._unconverted: set = set()  # names of layers that stay unsynchronized
         self._classes: dict = {}  # each block's class in the latest conversion
-        self._forms: dict = collections.defaultdict(set)  # forms by kind of call
+        # {kinds of inputs: descriptions of outputs that have rows for any batch}
+        self._known: dict = collections.defaultdict(set)
         self._latest_call = None, None
         self._has_checked_operators = self._has_warned_of_few_rows = False
         count_scopes()
@@ -126,11 +127,11 @@ class ParallelForward(ForwardOnDevices):
         collect_lent(parameters)
         shards = Shards.split(args, inputs, contexts, self.batch_axis)
         kind = is_training, *((type(x), getattr(x, "ndim", None)) for x in inputs)
-        known = self._forms[kind]
+        known = self._known[kind]
         rows, expected = shards.rows, None
         has_equal_rows = len(rows) > 1 and len(set(rows)) == 1
         if has_equal_rows and not known:
-            expected = self._form_of_other_rows(args, shards, parameters)
+            expected = self._describe_other_rows(args, shards, parameters)
         if is_training and not self._settings and max(rows) <= 2:
             self._warn_of_few_rows(max(rows))
 
@@ -140,16 +141,16 @@ class ParallelForward(ForwardOnDevices):
                 _warn_of_operators(self.net, leaves[0])
             if len(rows) == 1:
                 return
-            form = common_form(outputs, leaves, shards)
-            sizeless = re.sub(r"\d+", "n", form)  # sizes may differ between calls
+            description = describe_outputs(outputs, leaves, shards)
+            sizeless = re.sub(r"\d+", "n", description)  # sizes may differ by call
             if has_equal_rows and sizeless not in known:
                 other = expected
                 if known:
-                    other = self._form_of_other_rows(args, shards, parameters)
-                check_same_form(form, other, rows[0])
+                    other = self._describe_other_rows(args, shards, parameters)
+                check_other_rows(description, other, rows[0])
             known.add(sizeless)
 
-        # Devices wait for each other only in training.
+        # Layers wait for other devices only in training.
         participants: Any = nullcontext()
         if is_training and len(shards.contexts) < len(contexts):
             layers = synchronized_layers(self.net)
@@ -166,11 +167,10 @@ class ParallelForward(ForwardOnDevices):
             self.devices.map_first(summary, *zip(*shards.arguments))
 
     def adopt_parameters(self, blocks: Sequence[mx.gluon.Block]) -> list:
-        """Return the parameters of the net's blocks.
+        """Prepare the blocks' parameters for the devices, and return them.
 
-        Raise ValueError if one is initialized on other contexts. The net may have
-        changed, so each call runs this. Gluon's collect_params would take as long as
-        queueing a small net.
+        The net may have changed, so each call runs this. Gluon's collect_params would
+        take as long as queueing a small net.
         """
         contexts = self.devices.contexts
         all_parameters = [p for block in blocks for p in block.params.values()]
@@ -195,13 +195,12 @@ class ParallelForward(ForwardOnDevices):
 
     def _run_on_one_device(self, args):
         if autograd.is_recording():
-            # Each device's backward writes only its part of the gradients, so a
-            # Trainer sums them.
+            # Backward sums no gradients over devices, so a Trainer has to.
             set_summed(self.adopt_parameters(blocks_of(self.net)), False)
         return self.run_replaced(*args)
 
     def _check_trace(self):
-        """Make a hybridized parent refuse to train, now and in later calls."""
+        # The parent's graph will not call this net again, so a hook checks later calls.
         parent = traced_block()
         if parent is not None and is_hybridized(parent):
             self._check_parent(parent)
@@ -210,7 +209,7 @@ class ParallelForward(ForwardOnDevices):
     def _check_parent(self, parent, _inputs=()):
         contexts = self.devices.contexts
         if is_parallel(parent) and parent.devices.contexts == contexts:
-            return  # it passes shards on
+            return  # the parent calls this net with shards
         runs_graph = is_hybridized(parent) and not inside_map(contexts)
         if runs_graph and is_parallel(self.net) and autograd.is_training():
             outer = name_of(parent)
@@ -222,29 +221,27 @@ class ParallelForward(ForwardOnDevices):
 
     def _check_whole_batch(self, leaves):
         """Raise ValueError if a loop over shards calls the net."""
-        contexts = [x.context for x in leaves if isinstance(x, mx.nd.NDArray)][:1]
+        contexts = (x.context for x in leaves if isinstance(x, mx.nd.NDArray))
+        context = next(contexts, None)
         latest_scope, latest = self._latest_call
         scope = threading.get_ident(), scope_number()
-        self._latest_call = scope, contexts
-        if latest_scope != scope or not latest or latest == contexts:
-            return
-        if {*latest, *contexts} <= set(self.devices.contexts):
+        self._latest_call = scope, context
+        is_loop = latest_scope == scope and latest != context
+        if is_loop and {latest, context} <= set(self.devices.contexts):
             raise ValueError(
-                f"net was called with arrays on {latest[0]} and then with arrays on "
-                f"{contexts[0]} in one autograd.record() block. A parallel net "
-                "splits its batch itself: pass the whole batch in one call, without "
+                f"net was called with arrays on {latest} and then with arrays on "
+                f"{context} in one autograd.record() block. A parallel net splits its "
+                "batch itself, so pass the whole batch in one call, without "
                 "split_and_load."
             )
 
     def convert_layers(self, blocks: Sequence[mx.gluon.Block]) -> None:
-        """Synchronize all batch normalizations of the net."""
         if self._settings:
             convert(self.net, self._settings)
             self._unconverted = set(unsynchronized_layers(self.net))
             self._classes = {block: type(block) for block in blocks}
 
     def _has_new_layers(self, blocks):
-        """Return True if layers may have been added since the latest conversion."""
         if not self._settings:
             return False
         # Layers of a SymbolBlock are nodes of its graph.
@@ -265,18 +262,15 @@ class ParallelForward(ForwardOnDevices):
                 "inaccurate. Call make_parallel with sync_bn=True, or pass more rows."
             )
 
-    def _form_of_other_rows(self, args, shards, parameters):
-        """Run another number of rows on one device; return the form of the outputs.
+    def _describe_other_rows(self, args, shards, parameters):
+        """Describe the first device's outputs for another number of rows.
 
-        If all devices have the same number of rows, an output may have this length by
-        chance, without one value per row. This call leaves running statistics and
-        random generators unchanged.
-
-        Return None if the net accepts no other number of rows, like GluonCV's R-CNN.
+        If devices have equally many rows, an output without one value per row may have
+        that length by chance. Return None if the net fails, because GluonCV's R-CNN
+        accepts only one number of rows.
         """
         contexts, count = self.devices.contexts, 3 if shards.rows[0] == 2 else 2
-        first = contexts[:1]
-        devices = _look_ahead_devices(tuple(contexts))
+        first, devices = contexts[:1], _devices_for_shapes(tuple(contexts))
         begin = record_operator() if autograd.is_recording() else None
 
         def run(*args):
@@ -290,16 +284,17 @@ class ParallelForward(ForwardOnDevices):
             if autograd.is_training():
                 stack.enter_context(unchanged(parameters))
                 layers = synchronized_layers(self.net)
-                # Other ranks may have other numbers of rows, and not look ahead.
+                # Other ranks may go on without this call, so layers ignore them.
                 participants = only_participants(layers, first, is_isolated=True)
                 stack.enter_context(participants)
             (output,) = devices.map_first(run, *zip(*few.arguments))
-            self.net.apply(forget_graph)  # static graphs keep the thread's generator
+            # A static graph keeps the random generator of its first thread.
+            self.net.apply(forget_graph)
         if begin is not None:
             refuse_losses(self.net, begin, variables_on(first[0], parameters))
         if output is None:
             return None
-        return common_form([output], [flatten(output)], few, needs_rows=False)
+        return describe_outputs([output], [flatten(output)], few, needs_rows=False)
 
 
 def is_parallel(net: Any) -> bool:
@@ -307,7 +302,6 @@ def is_parallel(net: Any) -> bool:
 
 
 def check_not_parallel(net: Any, function: str) -> None:
-    """Raise TypeError unless `net` is a Block, ValueError if it is parallel."""
     check_block("net", net)
     if is_parallel(net):
         raise ValueError(
@@ -317,10 +311,6 @@ def check_not_parallel(net: Any, function: str) -> None:
 
 
 def _warn_of_operators(net, outputs):
-    """Warn about operators whose gradient depends on the number of devices.
-
-    `outputs` are recorded arrays of one device.
-    """
     names = dividing_operators(net, outputs)
     if names:
         warn(

@@ -1,7 +1,7 @@
 """Nets that are called in a plain loop over CPU contexts, as on GPUs.
 
-Each call and its backward run in a thread of the context, because operators of one
-thread share memory (docs/design/mxnet.md).
+Each call and its backward run in a thread of the context. In one thread an operator of
+one context could wait for an operator of another context (docs/design/mxnet.md).
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def allow_plain_loop(net: mx.gluon.Block) -> mx.gluon.Block:
     -----
     Inside the loop, do not wait for outputs before the net was called for every
     context, because the other contexts have no work yet. Compute the net's inputs
-    before the loop: operators of one thread share memory, so operators on one context's
-    input could wait for another context's loss, which waits for them. Each context's
-    thread has its own random generators, which ``mx.random.seed`` seeds.
+    before the loop. Otherwise the operators that compute one context's input could wait
+    for another context's loss, which waits for the first context. Each context's thread
+    has its own random generators, which ``mx.random.seed`` seeds.
 
     Examples
     --------
@@ -84,7 +84,7 @@ def _allow(net):
     forward = vars(net).get("forward")
     if not isinstance(forward, _LoopForward):
         forward = _LoopForward(net)
-        forward.install()  # a hook could not replace the outputs
+        forward.install()
         # Static graphs keep resources of the thread that has called them first.
         net.apply(forget_graph)
     return forward
@@ -114,12 +114,12 @@ class _LoopForward(ForwardOnDevices):
         super().__init__(net)
         # False after conversion, because the program may have threads of its own.
         self.is_for_all_threads = False
-        self._devices: dict = {}
+        self._devices = {}  # {context: its Devices}
         count_scopes()
-        # A round ends when all contexts have had equally many calls. These are the
-        # round's autograd scopes by context, and the number of the latest recovery.
-        self._round, self._recovery = collections.defaultdict(list), 0
+        # A round ends when all contexts have had equally many calls.
+        self._round = collections.defaultdict(list)  # {context: scopes of its calls}
         self._had_round = False
+        self._recovery = 0  # number of the latest recovery at the latest call
 
     def __call__(self, *args):
         devices = self._devices_of(args)
@@ -130,7 +130,7 @@ class _LoopForward(ForwardOnDevices):
         return self.run(devices, shards, parameters)
 
     def _devices_of(self, args):
-        """Return the Devices of a call's context, or None to run in this thread."""
+        """Return the Devices for a call, or None if it runs in this thread."""
         arrays = arrays_in(args)
         if not arrays or arrays[0].context.device_type == "gpu" or inside_map():
             return None
@@ -144,20 +144,19 @@ class _LoopForward(ForwardOnDevices):
                 return None
             self._devices[context] = OwnThreads(context)
         if autograd.is_training():
-            self._note_call(context)
+            self._check_round(context)
         return self._devices[context]
 
     def _contexts_of_net(self):
-        """Return the contexts of the first parameter that has some."""
         parameters = (p for block in blocks_of(self.net) for p in block.params.values())
         return set(next(filter(None, map(contexts_of, parameters)), ()))
 
-    def _note_call(self, context):
-        """Note a call; recover if the latest round was interrupted.
+    def _check_round(self, context):
+        """Recover if the program has left a round before all contexts were called.
 
-        A loop that is interrupted between two contexts leaves a call waiting for the
-        other contexts. A restarted loop calls the first context again in a new scope of
-        ``autograd.record()``. Repeated calls in one scope are normal.
+        The devices that were called would wait for the others. The next round calls a
+        context again in a new scope of ``autograd.record()``. Repeated calls in one
+        scope are normal.
         """
         if self._recovery != failures.latest_recovery[0]:
             self._round.clear()

@@ -1,4 +1,4 @@
-"""A recorded call of a net on devices, which cuts the caller's graph.
+"""A recorded call of a net on devices, whose arguments and results are detached.
 
     caller's graph   inputs                            join(cut leaves + zeros) -> loss
                        |                                         |
@@ -6,8 +6,8 @@
                        |                                         |
     device graphs    device inputs  ----- the net ----->  device outputs
 
-Backward goes through the caller's graph to the gradients of the cut leaves and then
-through each device's graph. If inputs have gradients, it goes on through the caller's.
+Backward computes the gradients of the cut leaves in the caller's graph and continues
+in each device's graph. If inputs have gradients, it continues in the caller's graph.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import mxnet as mx
 from mxnet import autograd
 
 from ..mxnet_private import graphs
-from ..mxnet_private.arrays import broadcast_add, flatten, identity, to_context
+from ..mxnet_private.arrays import broadcast_add, flatten, to_context
 from ..mxnet_private.blocks import blocks_of, name_of
 from ..mxnet_private.parameters import data_of
 from ..native import failures
@@ -29,39 +29,35 @@ from ..native.steps import list_alive
 from .devices import Devices
 from .shards import Shards, join_shards
 
-_calls = weakref.WeakValueDictionary()  # {id: call}, in order
+_calls = weakref.WeakValueDictionary()  # {id: RecordedCall} in the order of calls
 
 
-class Span(NamedTuple):
-    """The operators that a net has recorded on devices during one call."""
+class _Private(NamedTuple):
+    """Operators that devices have recorded, on which a loss must not depend."""
 
     net: str
-    ends: list  # results of an operator before them and of one after them
-    variables: set  # names of all variables that the devices' graphs may have
+    ends: list  # results of the operators recorded before and after them
+    variables: set  # names of all variables that their graphs may have
 
 
-# The latest 100: a net may keep an array of a device's graph after the call.
-_spans: Any = collections.deque(maxlen=100)
+# A net may keep an array after its call. The latest 100 calls are checked.
+_private: Any = collections.deque(maxlen=100)
 
 
 def refuse_losses(net: mx.gluon.Block, begin: mx.nd.NDArray, variables: set) -> None:
     """Refuse losses that depend on operators recorded since `begin`.
 
-    `begin` is a result of `record_operator`, and `variables` are the names of all
-    variables that the operators' graphs may have.
+    `begin` is a result of `record_operator`.
     """
     ends = [begin, graphs.record_operator()]
-    _spans.append(Span(name_of(net), ends, variables))
-
-
-def any_recorded() -> bool:
-    return bool(_calls or _spans)
+    _private.append(_Private(name_of(net), ends, variables))
 
 
 def calls_behind(heads: Iterable) -> tuple[list[RecordedCall], set[str]]:
-    """Return the calls that heads depend on, latest first, and all variables' names.
+    """Return the calls and the names of the variables that heads depend on.
 
-    A call's outputs are variables, so the search goes on from the call's inputs.
+    The latest call is the first. Its detached outputs are variables, so the search
+    continues from its inputs.
     """
     names, found = graphs.variables_behind(heads), []
     _check_only_outputs(heads, names)
@@ -73,21 +69,21 @@ def calls_behind(heads: Iterable) -> tuple[list[RecordedCall], set[str]]:
 
 
 def _check_only_outputs(heads, names):
-    """Raise ValueError if heads depend on an array of a device that is no output."""
-    spans = [span for span in list(_spans) if not names.isdisjoint(span.variables)]
-    numbers = graphs.operators_behind(heads) if spans else []
-    for span in spans:
-        before, after = graphs.operators_behind(span.ends)
+    """Raise ValueError if heads depend on a device's array that is not an output."""
+    found = [x for x in list(_private) if not names.isdisjoint(x.variables)]
+    numbers = graphs.operators_behind(heads) if found else []
+    for operators in found:
+        before, after = graphs.operators_behind(operators.ends)
         if any(before < number < after for number in numbers):
             raise ValueError(
-                f"the loss depends on an array that {span.net} computed on one device "
-                "and did not return, so the rows of other devices would not count. "
-                "Return the array from the net, with one value per row."
+                f"the loss depends on an array that {operators.net} computed on one "
+                "device and did not return, so the rows of other devices would not "
+                "count. Return the array from the net, with one value per row."
             )
 
 
 class RecordedCall:
-    """A recorded call of a net on devices, alive as long as the caller's graph is."""
+    """A recorded call of a net, which lives as long as the caller's graph."""
 
     def __init__(
         self,
@@ -100,20 +96,19 @@ class RecordedCall:
         self._devices, self._shards = devices, shards
         self.splits_batch = shards.axis is not None  # False in a plain loop
         self._begin = graphs.record_operator()
-        # Heads of the caller's graph before the call. They are views, because a head
-        # of MXNet must not be a variable, nor occur twice.
+        # Backward starts from these views. MXNet accepts neither a variable nor a
+        # second occurrence of an array as the start.
         self.inputs = [x.reshape(x.shape) for x, *_ in shards.recorded]
         per_device = zip(*(column for _, column, _ in shards.recorded))
         named = [dict(zip(graphs.names_of(xs), xs)) for xs in per_device]
         self._device_inputs = named or [{}] * len(shards.contexts)
-        self.cut_leaves: dict = {}  # variables of the caller's graph, by name
-        self.heads: list = []  # the devices' outputs that a backward has reached
+        self.cut_leaves: dict = {}  # {name: detached output, a variable}
+        self.heads: list = []  # the devices' outputs that the latest backward reached
 
     def join(self, outputs: Sequence, known: dict) -> list:
-        """Return the joined outputs, in the caller's graph, which keeps this object.
+        """Join the devices' outputs in the caller's graph, which keeps this object.
 
-        `outputs` has a list for each device. `known` caches the names of the
-        parameters' variables by context.
+        `known` is a cache, {context: names of the parameters' variables}.
         """
         axis, contexts = self._shards.axis, self._shards.contexts
         if len(outputs[0]) > 1:
@@ -129,10 +124,7 @@ class RecordedCall:
         return [output for output, _ in joined]
 
     def _check_variables(self, context, outputs, inputs, known):
-        """Return True if a device's graph has variables.
-
-        Raise ValueError if a variable is neither an input nor a parameter of the net.
-        """
+        """Return True if a device's graph has variables; raise if one is foreign."""
         names = graphs.variables_behind(outputs)
         foreign = names - inputs.keys() - known.get(context, set())
         if foreign or context not in known:
@@ -148,10 +140,7 @@ class RecordedCall:
         return bool(names)
 
     def _join_output(self, shards, are_trained):
-        """Return the joined shards of an output, and the names of their cut leaves.
-
-        A shard that is a constant has no name.
-        """
+        """Return a joined output, and for each device the cut leaf's name or None."""
         axis, context = self._shards.axis, self._shards.contexts[0]
         pairs = zip(are_trained, graphs.names_of(shards))
         are_variables = [is_trained and bool(name) for is_trained, name in pairs]
@@ -164,12 +153,9 @@ class RecordedCall:
         autograd.mark_variables(variables, gradients)
         names = graphs.names_of(leaves)
         self.cut_leaves.update((n, x) for n, x in zip(names, leaves) if n)
-        # The caller's graph keeps this object by a function that it contains.
         failures.contexts_of_functions.add(context)
         _calls[id(self)] = self
-        zero = mx.nd.zeros((1,) * leaves[0].ndim, context, leaves[0].dtype)
-        zero.attach_grad("null")  # MXNet records the function, but not its backward
-        leaves[0] = broadcast_add(leaves[0], _GraphLifetime(self)(zero))
+        leaves[0] = broadcast_add(leaves[0], graphs.owning_zero(self, leaves[0]))
         output = join_shards(leaves, axis, context)
         is_np = isinstance(shards[0], mx.np.ndarray)
         return output.as_np_ndarray() if is_np else output, names
@@ -179,8 +165,8 @@ class RecordedCall:
     ) -> tuple[list, list]:
         """Run backward through the devices' graphs, each in its thread.
 
-        `cut_gradients` are the gradients, by name, of the cut leaves that a backward
-        has reached. Return the `inputs` that it reaches here, and their gradients.
+        `cut_gradients` are the cut leaves' gradients by name. Return the inputs that
+        have gradients, and these.
         """
 
         def backward_on(context, outputs, names, inputs):
@@ -197,7 +183,7 @@ class RecordedCall:
 
         arguments = self._device_outputs, self._leaf_names, self._device_inputs
         found = self._devices.map_first(backward_on, self._shards.contexts, *arguments)
-        self.heads += sum((heads for heads, _ in found), [])
+        self.heads = sum((heads for heads, _ in found), [])
         recorded, columns = self._shards.recorded, zip(*(dxs for _, dxs in found))
         inputs, gradients = [], []
         for x, (_, shards, axis), dxs in zip(self.inputs, recorded, columns):
@@ -208,26 +194,14 @@ class RecordedCall:
                 gradients.append(join_shards(filled, axis, x.context))
         return inputs, gradients
 
-    def release(self) -> None:
-        """Drop the devices' graphs."""
-        self._device_outputs = self._device_inputs = self.heads = self.inputs = []
-        self.cut_leaves = {}
-        del self._shards
-        _calls.pop(id(self), None)
-
 
 def variables_on(context: mx.Context, parameters: Iterable) -> set[str | None]:
-    """Return the names of the parameters' variables on a context."""
     arrays = [data for parameter in parameters for data in data_of(parameter)]
     return set(graphs.names_of(data for data in arrays if data.context == context))
 
 
 def _without_duplicates(leaves):
-    """Return a net's outputs, with views in place of duplicate recorded arrays.
-
-    MXNet would keep only one gradient of a head that it gets twice.
-    """
-    names, views = set(), []
+    names, views = set(), []  # MXNet keeps only one gradient of a head
     for leaf, name in zip(leaves, graphs.names_of(leaves)):
         is_duplicate = name is not None and name in names
         views.append(leaf.reshape(leaf.shape) if is_duplicate else leaf)
@@ -236,7 +210,6 @@ def _without_duplicates(leaves):
 
 
 def _holder_of(names, net):
-    """Describe the object with an array that depends on one of the variables."""
     if any(names & call.cut_leaves.keys() for call in list_alive(_calls)):
         return "the result of a net that is parallel over other devices"
     for block in blocks_of(net):
@@ -247,14 +220,3 @@ def _holder_of(names, net):
                 if not names.isdisjoint(graphs.variables_behind(arrays)):
                     return f"the attribute '{attribute}' of {name_of(block)}"
     return "an array"
-
-
-class _GraphLifetime(autograd.Function):
-    """A copy whose graph keeps this function, and so the call."""
-
-    def __init__(self, call):
-        super().__init__()
-        self._call = call
-
-    def forward(self, zero):
-        return identity(zero)

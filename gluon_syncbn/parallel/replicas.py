@@ -1,4 +1,4 @@
-"""Restore running statistics after a call, or make some devices compute them."""
+"""Running statistics in calls that do not run on all devices, or must not count."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..native.library import load
 
 @contextmanager
 def unchanged(parameters: Sequence) -> Iterator[None]:
-    """Restore arrays without a gradient (running statistics) after the `with` block."""
+    """Restore running statistics after the ``with`` block."""
     saved = []
 
     def save(parameter):
@@ -41,13 +41,11 @@ def only_participants(
 ) -> Iterator[None]:
     """Make SyncBatchNorm layers wait only for these contexts in training.
 
-    A batch may have fewer rows than there are contexts. The other contexts then get the
-    running statistics of the first one. Backward may run after the ``with`` block,
-    because it waits for the contexts of its forward call. If `is_isolated`, the layers
-    synchronize with no other process.
+    The other contexts get the running statistics of the first one. Backward may run
+    after the ``with`` block. If `is_isolated`, the layers ignore other processes.
 
-    The ``with`` block waits for pending work before and after, because forward calls
-    are numbered when they run, not when they are queued.
+    This function waits for pending work before and after the block, because layers
+    number their calls when they run.
     """
     with DeferredSignals():
         try:
@@ -59,7 +57,7 @@ def only_participants(
             try:
                 mx.nd.waitall()
             finally:
-                # Also after a failure: other layers may have finished their step.
+                # After a failure also, because other layers may have finished.
                 for layer in layers:
                     _set_participants(layer, [], False)
                 for layer in layers:
@@ -72,7 +70,7 @@ def _set_participants(layer, contexts, is_isolated):
 
 
 def _copy_running_statistics(layer, contexts):
-    """Copy the first context's running statistics to all but `contexts`."""
+    """Copy running statistics from the first of `contexts` to all other contexts."""
     for parameter in (layer.running_mean, layer.running_var):
         arrays = {data.context: data for data in data_of(parameter)}
         with autograd.pause():

@@ -26,19 +26,19 @@ _FIX = "Return one value per row, also from a loss inside the net."
 
 @dataclass(frozen=True)
 class Shards:
-    """The arguments of a call for each device that takes part in it."""
+    """The arguments of a net's call, split over the devices that get rows."""
 
     contexts: Sequence[mx.Context]
     arguments: list  # one list for each context
-    # Each input that depends on a variable, its shards, which have gradients, and the
-    # axis to join the shards along, or None if they are copies. All arrays are mx.nd's.
+    # (input, its shards, axis to join them or None for copies) for each input that
+    # depends on a variable. The shards have gradients. All are arrays of mx.nd.
     recorded: list
     axis: int | None = None  # None in a plain loop, whose caller has split the batch
     rows: Sequence[int] = ()  # the number of rows on each context
 
     @classmethod
     def as_is(cls, args: Sequence, context: mx.Context) -> Shards:
-        """Return the arguments of a call for one device."""
+        """Return the arguments of a call that runs on one device."""
         leaves, recorded = flatten(args), []
         for k, leaf in enumerate(leaves):
             if autograd.is_recording() and variables_behind([leaf]):
@@ -55,10 +55,9 @@ class Shards:
         axis: int,
         limit: int | None = None,
     ) -> Shards:
-        """Split at most `limit` rows of batches over as many devices as get a row.
+        """Split at most `limit` rows, and leave out contexts that get none.
 
-        `leaves` are the flattened `args`. Arrays without axes are copied to each
-        device.
+        `leaves` are the flattened `args`. Arrays without axes are copied.
         """
         _check_no_shards(args, contexts)
         are_split = [
@@ -86,7 +85,7 @@ class Shards:
 
 
 def _recorded(leaf, shards, axis):
-    """Attach gradients to the shards of an input; return an item of Shards.recorded."""
+    """Attach gradients to an input's shards; return an item of `Shards.recorded`."""
     for shard in shards:
         shard.attach_grad()
     return leaf.as_nd_ndarray(), [shard.as_nd_ndarray() for shard in shards], axis
@@ -118,9 +117,9 @@ def split_rows(
 
 
 def join_shards(shards: Sequence, axis: int | None, context: mx.Context) -> Any:
-    """Return the shards of an array as one array, or the sum of copies without an axis.
+    """Return shards as one array, or the sum of copies if `axis` is None.
 
-    Return the first device's object if the objects are no arrays.
+    If the shards are other objects, return the first one.
     """
     if not isinstance(shards[0], mx.nd.NDArray):
         return shards[0]
@@ -162,7 +161,7 @@ def _check_no_shards(args, contexts):
 
 
 def number_of_rows(arrays: Iterable, axis: int) -> int:
-    """Return the number of rows, or raise ValueError if it is 0 or not the same."""
+    """Return the number of rows; raise ValueError if it is 0 or differs."""
     shapes = [tuple(array.shape) for array in arrays]
     for shape in shapes:
         if not -len(shape) <= axis < len(shape):
@@ -185,45 +184,45 @@ def number_of_rows(arrays: Iterable, axis: int) -> int:
     return counts.pop()
 
 
-def common_form(
+def describe_outputs(
     outputs: Sequence, leaves: Sequence, shards: Shards, needs_rows: bool = True
 ) -> str:
-    """Return the form of each device's outputs: structure, types, dtypes and shapes.
+    """Return the structure, types, dtypes and shapes that all devices' outputs have.
 
-    A star stands for the rows in a shape. `outputs` and their `leaves` are in the order
-    of the devices. Raise ValueError if an output needs rows and has another length, or
-    if forms differ.
+    A star in a shape stands for the rows. Raise ValueError if the devices' outputs
+    differ, or if an array needs rows and does not have them.
     """
-    axis, forms = shards.axis, []
+    axis, found = shards.axis, []
     for output, arrays, rows in zip(outputs, leaves, shards.rows):
-        texts = [_form(leaf, axis, rows) for leaf in arrays]
+        texts = [_describe(leaf, axis, rows) for leaf in arrays]
         for number, (leaf, text) in enumerate(zip(arrays, texts)):
             if needs_rows and isinstance(leaf, mx.nd.NDArray) and "*" not in text:
                 raise ValueError(
                     f"output {number} must have {rows} rows along axis {axis} like the "
                     f"input, got shape {leaf.shape} on {leaf.context}. {_FIX}"
                 )
-        forms.append(str(rebuild(output, iter(texts))))
-    for context, form in zip(shards.contexts, forms):
-        if form != forms[0]:
+        found.append(str(rebuild(output, iter(texts))))
+    for context, description in zip(shards.contexts, found):
+        if description != found[0]:
             raise ValueError(
                 "the outputs must have the same structure, types, dtypes and shapes on "
                 f"all devices, apart from the rows (*) along axis {axis}, got "
-                f"{forms[0]} on {shards.contexts[0]} and {form} on {context}"
+                f"{found[0]} on {shards.contexts[0]} and {description} on {context}"
             )
-    return forms[0]
+    return found[0]
 
 
-def check_same_form(form: str, other: str | None, rows: int) -> None:
-    """Raise ValueError if outputs have another form for another number of rows."""
-    if other not in (form, None):
+def check_other_rows(description: str, other: str | None, rows: int) -> None:
+    """Raise ValueError if outputs have another description for other rows."""
+    if other not in (description, None):
         raise ValueError(
-            "the outputs must have the same form for any number of rows (*), got "
-            f"{form} for {rows} on each device and {other} for another number. {_FIX}"
+            "the outputs must have the same shapes for any number of rows (*), got "
+            f"{description} for {rows} on each device and {other} for another number. "
+            f"{_FIX}"
         )
 
 
-def _form(leaf, axis, rows):
+def _describe(leaf, axis, rows):
     if not isinstance(leaf, mx.nd.NDArray):
         return type(leaf).__name__
     shape = list(map(str, leaf.shape))

@@ -80,13 +80,13 @@ def test_the_state_of_the_caller_holds_inside(recording, training, devices):
 
     default = mx.util.is_np_array(), mx.util.is_np_shape()
     scope = autograd.record if recording else autograd.pause
-    for _ in range(2):  # nothing of one call may stay in the threads
+    for _ in range(2):  # the threads must not keep the state of a call
         with scope(train_mode=training):
             assert devices.map(state) == [(recording, training, *default)] * 2
         with mx.util.np_shape(True), mx.util.np_array(True):
             assert devices.map(state) == [(False, False, True, True)] * 2
         assert devices.map(state) == [(False, False, *default)] * 2
-    # A Context stores the one that it replaces, and every user has the same object.
+    # `with` stores the replaced context in the Context, which all users share.
     with mx.cpu(3):
         with devices.contexts[0]:
             devices.map(int)
@@ -102,7 +102,7 @@ def test_a_context_has_one_thread_whoever_calls(make_devices):
 
 
 def test_calls_of_a_static_graph_keep_their_order(devices):
-    """One device could run its second call first, beside the other's first call."""
+    """Otherwise one device could run its second call while another runs its first."""
     net = nn.HybridSequential()
     net.add(Double(), SyncBatchNorm(in_channels=1))
     net.initialize(ctx=devices.contexts)
@@ -122,7 +122,7 @@ def test_calls_of_a_static_graph_keep_their_order(devices):
 
 
 def test_a_loop_of_the_main_thread_is_warned_of(devices, monkeypatch):
-    """The warning comes once and names its cure. The graph existed before."""
+    """It warns once, although the graph exists before the loop begins."""
     monkeypatch.setattr(Synchronization, "has_warned", False)
     net = set_mode(nn.HybridSequential(), "hybridize")
     net.add(SyncBatchNorm(in_channels=1))
@@ -138,7 +138,7 @@ def test_a_loop_of_the_main_thread_is_warned_of(devices, monkeypatch):
 
 
 def draws(seed, count, way, mode):
-    """Return weights of inferred shape, and for each context the masks of calls."""
+    """Return a weight whose shape is inferred, and Dropout's masks, a row a context."""
     mx.random.seed(seed)
     contexts = cpus(count)
     net = nn.HybridSequential()
@@ -191,7 +191,7 @@ def contexts_of_calls(*chain):
 
 @pytest.mark.timeout(60)
 def test_maps_inside_of_maps(make_devices):
-    """Each context has one thread, which may wait for another that calls it again."""
+    """A context's thread waits for another thread that calls a function in it."""
     devices, turned = make_devices(2), gluon_syncbn.Devices(cpus(3)[::-1])
     both, last = devices.contexts, make_devices(1, first=2)
     assert contexts_of_calls(devices, devices) == both * 2
@@ -269,40 +269,35 @@ def test_parallel_nets_and_a_plain_one(mode):
 
 
 def test_a_copy_of_a_net_in_a_plain_loop_has_parameters_of_its_own():
-    net = allow_plain_loop(nn.Dense(1, in_units=2))
+    net, x = allow_plain_loop(nn.Dense(1, in_units=2)), nd.ones((1, 2))
+    net.initialize(mx.init.One(), ctx=cpus(2))
+    net(x)
     twin = copy.deepcopy(net)
-    net.initialize(mx.init.One())
-    twin.initialize(mx.init.Zero())
-    x = nd.ones((1, 2))
+    twin.initialize(mx.init.Zero(), force_reinit=True)
     assert net(x).asnumpy() == 2 and twin(x).asnumpy() == 0
 
 
 def test_a_plain_loop_goes_on_after_the_net_has_moved():
-    """No round of calls waits for a context that the net has left.
-
-    A round has two calls for each context, and a scope between them.
-    """
-
-    def call_twice(context):
-        y = net(nd.ones((1, 2), ctx=context))
-        with autograd.pause():
-            noise = nd.ones((1, 2), ctx=context)
-        return y + net(noise)
-
+    """No round waits for a former context. Each context has two calls in a round."""
     net = allow_plain_loop(nn.Dense(1, in_units=2))
     net.initialize(ctx=cpus(2))
     number = failures.latest_recovery[0]
     for contexts in cpus(2), cpus(1):
         move(net, contexts)
         for _ in range(3):
+            losses = []
             with autograd.record():
-                losses = list(map(call_twice, contexts))
+                for x in [nd.ones((1, 2), ctx=context) for context in contexts]:
+                    y = net(x)
+                    with autograd.pause():  # it is no new scope of the loop
+                        pass
+                    losses.append(y + net(x))
             autograd.backward(losses)
     assert failures.latest_recovery[0] == number
 
 
 def test_recover_waits_for_the_turn_of_another_thread(devices):
-    """A step that is given up between two contexts would leave one waiting."""
+    """If it ran between two contexts of a map, the first one would wait in vain."""
     layer = SyncBatchNorm(num_devices=2, in_channels=1, timeout=5)
     layer.initialize(ctx=devices.contexts)
     shards = [nd.ones((2, 1), ctx=c) for c in devices.contexts]
@@ -325,7 +320,7 @@ def test_recover_waits_for_the_turn_of_another_thread(devices):
         first = threads.submit(step)
         begun.wait()
         recover()
-        assert "cpu(1)" not in str(first.exception())  # as a timeout names it
+        assert "cpu(1)" not in str(first.exception())  # a timeout would name it
         error = threads.submit(step).exception()
         assert "gluon_syncbn.recover() in another thread" in str(error)
         number = failures.latest_recovery[0]
@@ -344,11 +339,11 @@ def noisy_net(contexts):
 
 
 def test_plain_loops_that_come_to_the_contexts_in_different_orders():
-    """The loops of two training threads may do this: each net has its threads."""
+    """Loops of two training threads do this, so each net has threads of its own."""
     contexts = cpus(2)
     first, second = noisy_net(contexts), noisy_net(contexts)
     calls = (first, 0), (second, 1), (first, 1), (second, 0)
-    # Each call has its input: making an input plain waits for all its readers.
+    # A layer changes its input's layout, which waits for all readers of the input.
     xs = [nd.random.normal(shape=(4, 2), ctx=contexts[k]) for _, k in calls]
     with autograd.train_mode():
         ys = [net(x) for (net, _), x in zip(calls, xs)]

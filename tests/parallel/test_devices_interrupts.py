@@ -55,15 +55,15 @@ print(devices.map(int))
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("send", ["press", "ring"])
 def test_a_function_that_never_ends_can_be_left(send):
-    """Several times Ctrl-C, or one other signal."""
+    """Ctrl-C twice ends it, and so does one exception of another signal's handler."""
     assert output_of(STUCK.replace("SEND", send)).splitlines() == [
         "interrupted",
         "[0, 0]",
     ]
 
 
-def test_another_signal_does_not_end_the_patience(devices, ctrl_c):
-    """A profiler's timer, whose handler raises nothing, rings after a Ctrl-C."""
+def test_a_profilers_timer_after_ctrl_c_does_not_end_the_map(devices, ctrl_c):
+    """Its handler raises nothing, so all contexts are called."""
     contexts, rung = [], threading.Event()
 
     def call(context):
@@ -89,7 +89,7 @@ FOLDER = os.path.dirname(gluon_syncbn.__file__)
 FILES = contextlib.__file__, gluon.trainer.__file__
 
 
-# An exception once did harm inside of these. Each of their instants is tried.
+# An exception did harm inside these functions, so each of their instants is tried.
 FUNCTIONS = (
     graphs.differentiate,  # a flag stayed set, and later backwards computed nothing
     gluon.Trainer._update,  # parameters of half a step
@@ -97,11 +97,11 @@ FUNCTIONS = (
 )
 
 
-def of_a_step(code):
+def in_a_step(code):
     return code.co_filename in FILES or code.co_filename.startswith(FOLDER)
 
 
-def of_functions(code):
+def in_functions(code):
     return any(code is function.__code__ for function in FUNCTIONS)
 
 
@@ -136,13 +136,13 @@ class SignalAt:
 @pytest.mark.parametrize(
     "number, counts",
     [
-        (signal.SIGINT, of_a_step),
-        (signal.SIGALRM, of_a_step),
-        (signal.SIGALRM, of_functions),
+        (signal.SIGINT, in_a_step),
+        (signal.SIGALRM, in_a_step),
+        (signal.SIGALRM, in_functions),
     ],
 )
 def test_a_handler_raises_at_any_instant_of_a_step(number, counts, make_devices):
-    """A step of too few rows for all contexts. GLUON_SYNCBN_REPEAT=20 for thousands."""
+    """The step has fewer rows than contexts. GLUON_SYNCBN_REPEAT multiplies TRIALS."""
 
     def handle(*_):
         raise Raised
@@ -166,7 +166,7 @@ def test_a_handler_raises_at_any_instant_of_a_step(number, counts, make_devices)
     with SignalAt(0, number, counts) as counter:
         step()
     places = range(1, 1 - counter.left)
-    if counts is of_a_step:
+    if counts is in_a_step:
         places = random.Random(0).choices(places, k=TRIALS)
     gluon_syncbn.set_timeout(3)
     former, count = signal.signal(number, handle), 0

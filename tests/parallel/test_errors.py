@@ -1,8 +1,7 @@
 """Errors of devices that do not arrive at an exchange, and training afterwards.
 
-Most tests make one mistake, check that the message names what is needed to find it, and
-then train a step whose numbers are compared with the oracle. Native tests have the
-order of arrivals.
+Most tests make a mistake, check the facts in its error, and compare the next step with
+the oracle.
 """
 
 import ctypes
@@ -10,6 +9,7 @@ import inspect
 import re
 import threading
 import time
+from contextlib import contextmanager
 
 import gluon_syncbn
 from gluon_syncbn import Devices, SyncBatchNorm
@@ -50,7 +50,7 @@ def backward_of_one_context_by_map(devices, layer, shards):
 
 
 def line_of(function):
-    """File, line and source of what a function has marked, as errors show it."""
+    """Return file, line and source of the line with "# here", as errors show them."""
     lines, first = inspect.getsourcelines(function)
     offset = next(k for k, line in enumerate(lines) if "# here" in line)
     return f"test_errors.py:{first + offset}, in ", lines[offset].strip()
@@ -81,7 +81,7 @@ def read(y):
 
 
 def test_the_line_inside_of_map(devices):
-    """The error has each thread's line, and its context in the thread's name."""
+    """The error has the line of each context's thread, and the thread's name."""
     layer = make_layer(devices.contexts)
     with autograd.train_mode():
         text = failure_of(devices.map, lambda x: read(layer(x)), make_shards(devices))
@@ -122,7 +122,7 @@ def test_traced_before_initialization_without_num_devices():
 
 
 def test_backward_of_a_failed_forward_does_not_crash(make_devices):
-    """MXNet runs it where another operator has taken the forward's exception."""
+    """MXNet runs it if another operator has cleared the forward's exception."""
     devices = make_devices(3)
     layer = make_layer(devices.contexts, 0.2, num_devices=2)
     shards = make_shards(devices, X[:3])
@@ -168,30 +168,25 @@ def test_net_moves_to_other_contexts(make_devices):
             assert_trains(moved, net)
 
 
-class BusyWorker:
-    """Keeps the engine's worker of a CPU context busy, as a bulk does on a GPU."""
+@contextmanager
+def busy_worker(context):
+    """Keep the engine's worker of a CPU context busy, as a bulk does on a GPU."""
+    began, end = threading.Event(), threading.Event()
 
-    def __init__(self, context):
-        self._context = context
-        self._began, self._end = threading.Event(), threading.Event()
-        function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
-        self._work = function(self._run)
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+    def work(_context, _parameter):
+        began.set()
+        end.wait(60)
 
-    def _run(self, _context, _parameter):
-        self._began.set()
-        self._end.wait(60)
-
-    def __enter__(self):
-        push(self._work, 0, self._context, [])
-        assert self._began.wait(60)
-
-    def __exit__(self, *exception):
-        self._end.set()
+    push(work, 0, context, [])
+    assert began.wait(60)
+    yield
+    end.set()
 
 
 @pytest.mark.filterwarnings("ignore:SyncBatchNorm .*allow_plain_loop")
 def test_an_error_stays_with_its_operator():
-    """A healthy operator that completes meanwhile does not take it."""
+    """Another operator, which completes meanwhile, does not get the error."""
     contexts = cpus(2, 1)  # a wait for an array is work on cpu(0)
     good, bad = (make_layer(contexts, num_devices=2) for _ in range(2))
     xs = [nd.ones((2, 3), ctx=c) for c in contexts]
@@ -200,9 +195,9 @@ def test_an_error_stays_with_its_operator():
     with autograd.train_mode():
         failing, healthy = bad(x), good(xs[0])
         for _ in range(2):  # the guard that makes x plain, then the operators
-            with BusyWorker(contexts[0]):
+            with busy_worker(contexts[0]):
                 pass
-        with BusyWorker(contexts[0]):
+        with busy_worker(contexts[0]):
             good(xs[1]).wait_to_read()  # both have arrived
             other = bad(xs[1].astype("float64"))
             while not failures.failure():
@@ -231,7 +226,7 @@ class Fails(autograd.Function):
 
 @pytest.mark.timeout(60)
 def test_an_operator_completes_with_the_error_of_another_one():
-    """The other one is a user's function, so no operator takes the layer's error."""
+    """It has a user's function's error, so no operator gets the layer's error."""
     contexts = cpus(2, 1)
     elsewhere = nd.ones((2, 3), ctx=mx.cpu(5))
     elsewhere.attach_grad()
@@ -241,7 +236,7 @@ def test_an_operator_completes_with_the_error_of_another_one():
         y = fails(elsewhere)
     y.backward()
     assert fails.began.wait(60)
-    with BusyWorker(mx.cpu(5)):
+    with busy_worker(mx.cpu(5)):
         fails.go_on.set()
         time.sleep(0.2)  # the error leaves its operator meanwhile
         with autograd.train_mode():

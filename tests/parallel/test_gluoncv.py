@@ -31,7 +31,7 @@ def installed(monkeypatch):
     gluon_syncbn.gluoncv.install()
     get_ident = parallel.threading.get_ident
     assert parallel.parallel_apply(get_ident, [()], None, True) == (get_ident(),)
-    late = ModuleType("gluoncv.late")  # as one that is imported after install
+    late = ModuleType("gluoncv.late")  # like a module that is imported after install
     late.SyncBatchNorm = mx.gluon.contrib.nn.SyncBatchNorm
     monkeypatch.setitem(sys.modules, late.__name__, late)
     yield
@@ -72,9 +72,8 @@ def losses_of_segmentation(net, contexts):
 
 @pytest.mark.usefixtures("installed")
 def test_segmentation():
-    """Losses show whether parameters moved as on one context."""
+    """Later losses are equal only if parameters were updated as on one context."""
     plain = segmentation_net(norm_layer=nn.BatchNorm, norm_kwargs={})
-    # A script's arguments for --syncbn.
     options = {"num_devices": len(CONTEXTS)}
     kind = mx.gluon.contrib.nn.SyncBatchNorm
     net = segmentation_net(norm_layer=kind, norm_kwargs=options)
@@ -87,7 +86,7 @@ def test_segmentation():
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("kind, net", [("faster", "resnet50"), ("mask", "resnet18")])
 def test_predefined_nets_have_this_layer_only(kind, net):
-    """Their modules have imported contrib's; pyramids have its nodes."""
+    """Their modules import MXNet's layer, and pyramids have nodes of it."""
     name = f"{kind}_rcnn_fpn_syncbn_{net}_v1b_coco"
     options = {"pretrained_base": False, "num_devices": len(CONTEXTS)}
     net = gluoncv.model_zoo.get_model(name, **options)

@@ -23,7 +23,7 @@ class SlowProp(mx.operator.CustomOpProp):
 
 
 class Slow(mx.operator.CustomOp):
-    """The identity of a batch; its forward rests on cpu(1)."""
+    """The identity. On cpu(1) its forward sleeps."""
 
     rest = partial(time.sleep, SLOW)
 
@@ -85,7 +85,7 @@ def test_waiting_for_a_slow_device_names_it_and_the_layer(devices):
 
 
 def test_a_busy_device_does_not_wait_for_data(monkeypatch):
-    """The loop waits for each batch, and a step ends only after that."""
+    """The loop waits for each batch while the device is still busy."""
     may_end = threading.Semaphore(0)
     monkeypatch.setattr(Slow, "rest", may_end.acquire)
     net = nn.Sequential()

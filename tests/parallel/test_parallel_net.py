@@ -105,7 +105,7 @@ def test_copies_are_parallel_nets_of_their_own(copied):
 @pytest.mark.parametrize("parent_is", ["parallel", "plain"])
 @pytest.mark.parametrize("mode", MODES)
 def test_in_a_parent(parent_is, mode):
-    """A parent that is parallel over the same devices calls it with shards."""
+    """A parent that is parallel over the same devices calls the net with shards."""
     results = []
     for contexts in cpus(2), None:
         child, parent = started(Normalized(), contexts), nn.HybridSequential()
@@ -119,7 +119,7 @@ def test_in_a_parent(parent_is, mode):
 
 @gluon_1_only("a trace does not know whether it is for training")
 def test_a_hybridized_parent_predicts_on_one_device_and_refuses_to_train():
-    """Its graph may be older than the call of make_parallel, or of a prediction."""
+    """Its graph may exist before make_parallel, or be made by a prediction."""
     plain, net = (started(Net(dense()), None) for _ in range(2))
     parent, right = nn.HybridSequential(**prefixed("outer_")), 2 * plain(array(X))
     parent.add(net, Double())
@@ -139,7 +139,7 @@ def test_a_hybridized_parent_predicts_on_one_device_and_refuses_to_train():
 
 @gluon_1_only("names of parameters are not unique")
 def test_a_net_with_equal_names_keeps_its_graph(devices):
-    """Another thread, whose names begin anew, may be running it."""
+    """Another thread, where Gluon gives the same names, may be running it."""
     one, other = (nn.Dense(2, in_units=2, prefix="same_") for _ in range(2))
     other.initialize()
     other.hybridize()
@@ -169,7 +169,7 @@ def test_a_net_that_is_initialized_elsewhere_is_moved(state, devices):
 
 
 class OwnDense(Function):
-    """Gluon traces it for the shape of its weight in the first call."""
+    """Gluon traces its first call to infer the shape of its weight."""
 
     def __init__(self, net):
         super().__init__()
@@ -182,7 +182,7 @@ class OwnDense(Function):
 
 @pytest.mark.parametrize("contexts", [[1, 2], [1, 0]])  # cpu(0) is the current context
 def test_arrays_that_the_program_changes_on_any_context(contexts):
-    """The gradient is 3. The program divides it by 3, or sets the weight to 6."""
+    """The program divides the gradient 3 by 3, or changes the weight from 4 to 6."""
     contexts, data = [mx.cpu(k) for k in contexts], nd.array([[1], [2]])
     net = make_parallel(nn.Dense(1, in_units=1, use_bias=False), contexts)
     net.initialize(mx.init.One())

@@ -1,7 +1,6 @@
-"""A process forks and exits without a hang while the layer's operators are in flight.
+"""A process forks and exits without a hang while operators of the layer are pending.
 
-MXNet's exit and fork handlers stop the threads of custom operators before they wait for
-work, see src/mxnet/engine.cc and failures.py.
+MXNet's own handlers stop the threads of custom operators before they wait for work.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -47,7 +46,7 @@ def fork(in_child=lambda: None):
 """
 
 AFTER_AN_ERROR = """
-# MXNet's threads share a core with the one that ends the interpreter.
+# MXNet's threads share a core with the main thread, which ends the interpreter.
 os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
 
 class Fails(autograd.Function):
@@ -78,7 +77,7 @@ for _ in range(3):
 PROGRAMS = {
     "exit while a device waits in vain": "push_step(); y = push_a_wait_in_vain()",
     "exit after an error in a loss's backward": AFTER_AN_ERROR,
-    # An error of the layer before a fork would be dropped.
+    # The wait before the fork would drop the layer's error, which a later call raises.
     "fork while another thread queues": """
 gluon_syncbn.set_timeout(5)
 layer = gluon_syncbn.SyncBatchNorm(num_devices=2)
@@ -116,7 +115,7 @@ gluon_syncbn.recover()
 push_step()
 mx.nd.waitall()
 y = push_a_wait_in_vain()
-# As below Python 3.10: it forks with the GIL, so the error must not need it.
+# Below Python 3.10 a fork holds the GIL, so the wait before it must not need the GIL.
 subprocess._USE_VFORK = False
 subprocess.run(['true'], check=True)
 gluon_syncbn.recover()
@@ -150,7 +149,7 @@ devices.map(lambda: fork(interrupt))  # no section in the child defers signals
 
 
 def run(body):
-    """Run a program, which has to succeed in less than the layers' own timeout."""
+    """Run a program, which has to succeed before the layers' timeout."""
     options = {"GLUON_SYNCBN_TIMEOUT": "60", "PYTHONFAULTHANDLER": "1"}
     process = run_python(f"{SETUP}{body}\nprint('done')", timeout=50, **options)
     assert process.returncode == 0, process.stderr
@@ -223,7 +222,7 @@ mx.nd.waitall()
 
 
 def test_waits_of_some_seconds():
-    """One program prints its error and is interrupted; the other is stopped."""
+    """One program is interrupted after 10 s. In the other a stop counts as no wait."""
     with ThreadPoolExecutor(2) as threads:
         errors, _ = threads.map(run, [CTRL_C, STOPPED])
     assert errors.count("Missing: cpu(1)") == 1
