@@ -80,7 +80,6 @@ class Use:
         return np.reshape(channels, self._shape)
 
     def _tolerance(self, scale, dtype=None):
-        """The largest error of a result before it is stored."""
         limits = self._count, self._conditioning, scale
         return reference.tolerance(dtype or self._dtype, *limits)[1]
 

@@ -24,7 +24,7 @@ def one_of(*values):
 
 
 def once_in(count):
-    """True in one of `count` draws, else False."""
+    """Draw True once in `count` draws, else False."""
     return one_of(*[False] * (count - 1), True)
 
 
