@@ -25,7 +25,7 @@ SOURCES = [read(f) for f in FILES if re.match(r"(src|gluon_syncbn)/.*\.(py|h|cc)
 
 def has_path(name):
     name = name.rstrip("/")
-    return any(f"/{file}/".find(f"/{name}/") >= 0 for file in FILES)
+    return any(f"/{name}/" in f"/{file}/" for file in FILES)
 
 
 def has_member(owner, separator, member):

@@ -138,9 +138,6 @@ class Engine:
         options = {"momentum": 0.9, "wd": 1e-4, "begin_num_update": steps * done}
         self.optimizer = Momentum(lr_scheduler=rate, **options)
         self.trainer = distributed.Trainer(net, self.optimizer)
-        # The trainer's first call copies the parameters of device 0. In the first step
-        # the copy would race with updates of the running statistics.
-        self.trainer.allreduce_grads()
 
     def train_epoch(self, batches, epoch):
         """Train on some batches; return the mean loss per labelled pixel."""
