@@ -6,6 +6,7 @@ The exit status is 1 if a page, a Python file or a C++ file has such a phrase.
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 PHRASE = re.compile(
     r"\b(tells\s+whether|who[m]|must\s+not\s+know|add(s|ed)?\s+up|(those|that)\s+of)\b"
@@ -39,11 +40,10 @@ def faults(path, text):
             last = line
 
 
-listed = subprocess.check_output(["git", "ls-files", *(f"*.{s}" for s in SUFFIXES)])
+command = ["git", "ls-files", *(f"*.{suffix}" for suffix in SUFFIXES)]
 found = 0
-for path in listed.decode().split():
-    with open(path, encoding="utf-8") as file:
-        for line, phrase in faults(path, file.read()):
-            print(f"{path}:{line}: {phrase}")
-            found += 1
+for path in subprocess.check_output(command, text=True).split():
+    for line, phrase in faults(path, Path(path).read_text(encoding="utf-8")):
+        print(f"{path}:{line}: {phrase}")
+        found += 1
 sys.exit(found > 0)

@@ -19,12 +19,7 @@ from check_gpu_wheel import EMULATED, make_stubs
 # The host code of kernels is repetitive: a large dictionary packs 350 MB into 38 MB.
 COMPRESSION = "xz --x86 --lzma2=preset=4,dict=256MiB"
 PACKAGES = "numpy<2", "pytest==8.3.5", "setuptools<81"
-# MXNet imports distutils and numpy.bool, which newer Pythons and NumPys lack.
-SITE_CUSTOMIZE = """
-import numpy
-import setuptools  # provides distutils
-numpy.bool = bool
-"""
+SITE_CUSTOMIZE = "import setuptools  # provides distutils, which MXNet imports\n"
 
 
 def install(wheel, version, site):
