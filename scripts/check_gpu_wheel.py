@@ -1,12 +1,12 @@
 """Run tests with MXNet's wheel for GPUs on a machine without a GPU.
 
-The wheel loads CUDA's libraries. The script replaces each of them by a stub with the
-functions that libmxnet.so imports. It builds the stubs twice:
+The wheel loads CUDA's libraries. The script replaces each of them with a stub, which
+has the functions that libmxnet.so imports. It builds the stubs twice:
 
 * with two GPUs emulated on the CPU (tests/cpp/emulated_cuda). The package, built with
   emulated kernels, runs tests/layer/test_gpu_contexts.py on gpu(0) and gpu(1);
-* with no driver and no device. The package loads its library beside a CUDA runtime of
-  another version and runs the whole suite.
+* with no driver and no device. The package runs the whole suite in a process that has
+  loaded another version of the CUDA runtime.
 
     python scripts/check_gpu_wheel.py                  # arguments go to the suite
     python scripts/check_gpu_wheel.py --wheel mxnet-cu110==1.9.1
@@ -57,7 +57,6 @@ print(mxnet.__version__, "with CUDA;", gluon_syncbn.features())
 
 
 def make_environment(wheel, folder):
-    """Install the wheel and the test requirements into a new environment."""
     venv.create(folder, with_pip=True)
     packages = wheel, "-r", ROOT / "requirements.txt"
     pip = [folder / "bin/python", "-m", "pip", "install", "--quiet", *packages]
@@ -108,7 +107,6 @@ def make_stubs(library, folder, codes):
 
 
 def make_emulated_library(build):
-    """Build the package's library with emulated kernels; return its path."""
     options = ["-G", "Ninja", "-DGLUON_SYNCBN_BUILD_TESTS=ON"]
     subprocess.run(["cmake", "-S", ROOT / "src", "-B", build, *options], check=True)
     target = "gluon_syncbn_emulated"

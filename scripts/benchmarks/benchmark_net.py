@@ -78,7 +78,7 @@ class Candidate:
 
 
 def measure(name, layer, quick):
-    """Return a row for `layer` and a row for nn.BatchNorm in each mode."""
+    """Return the rows of `layer` and of nn.BatchNorm in each mode."""
     batch, crop, repetitions = (1, 32, 1) if quick else (2, 128, 5)
     rng, images = np.random.default_rng(0), batch * len(CONTEXTS)
     x = rng.normal(size=(images, 3, crop, crop)).astype("float32")

@@ -106,13 +106,11 @@ def whole(shards):
     return np.concatenate([shard.asnumpy() for shard in shards])
 
 
-def copy_parameters(net, *others):
-    """Copy the values of a net to others of the same architecture."""
-    for other in others:
-        pairs = zip(other.collect_params().values(), net.collect_params().values())
-        for parameter, given in pairs:
-            # A deferred parameter keeps the array.
-            parameter.set_data(given.data().copy())
+def copy_parameters(net, other):
+    pairs = zip(other.collect_params().values(), net.collect_params().values())
+    for parameter, given in pairs:
+        # A deferred parameter keeps the array.
+        parameter.set_data(given.data().copy())
 
 
 def value(parameter, index=0):
