@@ -46,7 +46,7 @@ run_build() {
     else
         local generation=${GENERATION:-$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader)}
         generation=${generation%%$'\n'*}
-        # Code for one generation alone takes a quarter of the time.
+        # Compiling for one generation takes a quarter of the time of all.
         options=(-DGLUON_SYNCBN_CUDA=1 -DGLUON_SYNCBN_CHECKS=ON
             "-DCMAKE_CUDA_ARCHITECTURES=${generation//./}-real")
     fi

@@ -140,7 +140,7 @@ class Engine:
         self.trainer = distributed.Trainer(net, self.optimizer)
 
     def train_epoch(self, batches, epoch):
-        """Train on some batches; return the mean loss per labelled pixel."""
+        """Train for one epoch; return the mean loss per labelled pixel."""
         devices, sums = self.parallel.devices, np.zeros(2)
         first = 1000 * (self.args.seed + epoch) + len(devices) * distributed.rank()
         dropout_seeds = [first + k for k in range(len(devices))]
