@@ -35,9 +35,9 @@ LAYERS = {
     "BatchNorm": gluon.nn.BatchNorm,
     "contrib": functools.partial(gluon.contrib.nn.SyncBatchNorm, num_devices=2),
 }
-# Environment variables of each layer's process. Contrib's layers block a worker thread of
-# their context. With one worker, MXNet's default, the branches of FastSCNN deadlocked on
-# two contexts in three of three runs.
+# Environment variables of each layer's process. Contrib's layers block a worker thread
+# of their context. With one worker, MXNet's default, the branches of FastSCNN
+# deadlocked on two contexts in three of three runs.
 WORKERS = "MXNET_CPU_WORKER_NTHREADS"
 VARIABLES = {"gluon_syncbn": {}, "contrib": {WORKERS: "2"}}
 
