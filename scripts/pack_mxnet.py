@@ -4,9 +4,7 @@ The archive contains MXNet's dependencies, MXNet without the code of its kernels
 of its size), and stubs of CUDA's libraries. The stub of the runtime gets memory and
 streams from the driver but launches no kernel of MXNet, so MXNet runs on GPUs for which
 it has no kernels. A separate folder contains the emulated driver.
-
-    python scripts/pack_mxnet.py BUILD --python 3.12
-    PARTS="build mxnet" GENERATION=90 BUILD=BUILD bash scripts/check_gpu.sh OUT
+docs/design/gpus.md shows how to use the archive.
 """
 
 import argparse
