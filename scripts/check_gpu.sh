@@ -1,17 +1,13 @@
 #!/usr/bin/env bash
 # Run all checks that need a GPU: build the programs, time the kernels beside cudaMemcpy, compare
-# layer and kernels with CPUs, and look for races and bad accesses.
-# A step that takes more than 8 minutes ends with status 124.
+# layer and kernels with CPUs, and look for races and bad accesses. OUT receives logs.
+# docs/design/gpus.md has more examples, and describes the part `mxnet`.
 #
 #     bash scripts/check_gpu.sh OUT
-#     PARTS="benchmark layer" bash scripts/check_gpu.sh OUT
-#     PARTS=build GENERATION=90 BUILD=FOLDER bash scripts/check_gpu.sh OUT    # needs no GPU
-#     EMULATED=1 bash scripts/check_gpu.sh OUT                   # small sizes on a CPU
-#     PARTS="build mxnet" bash scripts/check_gpu.sh OUT          # with MXNet, see pack_mxnet.py
+#     EMULATED=1 PARTS="build layer" bash scripts/check_gpu.sh OUT    # small sizes on a CPU
 #
-# Only `build` needs nvcc and cmake, so BUILD may be copied from another machine. `mxnet` needs
-# python3 (or PYTHON) and the archive that scripts/pack_mxnet.py writes to BUILD. OUT receives logs.
-# benchmark.log is JSON, from which gpu() of scripts/tables.py makes a table.
+# Other variables: BUILD is a folder for the programs, GENERATION the GPU's, such as 90, and PYTHON
+# the interpreter for the part `mxnet`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=$(mkdir -p "${1:?where logs go}" && cd "$1" && pwd)
@@ -46,7 +42,7 @@ run_build() {
     else
         local generation=${GENERATION:-$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader)}
         generation=${generation%%$'\n'*}
-        # Code for one generation alone takes a quarter of the time.
+        # Compiling for one generation takes a quarter of the time of all.
         options=(-DGLUON_SYNCBN_CUDA=1 -DGLUON_SYNCBN_CHECKS=ON
             "-DCMAKE_CUDA_ARCHITECTURES=${generation//./}-real")
     fi

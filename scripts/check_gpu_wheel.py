@@ -1,18 +1,17 @@
 """Run tests with MXNet's wheel for GPUs on a machine without a GPU.
 
-The wheel loads CUDA's libraries. The script replaces each of them by a stub with the
-functions that libmxnet.so imports. It builds the stubs twice:
+The wheel loads CUDA's libraries. The script replaces each of them with a stub, which
+has the functions that libmxnet.so imports. It builds the stubs twice:
 
 * with two GPUs emulated on the CPU (tests/cpp/emulated_cuda). The package, built with
   emulated kernels, runs tests/layer/test_gpu_contexts.py on gpu(0) and gpu(1);
-* with no driver and no device. The package loads its library beside a CUDA runtime of
-  another version and runs the whole suite.
+* with no driver and no device. The package runs the whole suite in a process that has
+  loaded another version of the CUDA runtime.
 
     python scripts/check_gpu_wheel.py                  # arguments go to the suite
     python scripts/check_gpu_wheel.py --wheel mxnet-cu110==1.9.1
 
-build/WHEEL has the environment and the stubs. VENV names another environment, which
-must have the wheel and the test requirements.
+The folder build/WHEEL has the environment and the stubs.
 """
 
 import argparse
@@ -57,51 +56,27 @@ print(mxnet.__version__, "with CUDA;", gluon_syncbn.features())
 """
 
 
-def make_environment(wheel, build):
-    """Install the wheel and the test requirements; return the interpreter."""
-    folder = Path(os.environ.get("VENV", build / "venv"))
-    python = folder / "bin" / "python"
-    if not python.exists():
-        venv.create(folder, with_pip=True)
-        lines = (ROOT / "requirements.txt").read_text().splitlines()
-        tools = [line for line in lines if re.match(r"\w", line)]
-        pip = [python, "-m", "pip", "install", "--quiet", wheel, *tools]
-        subprocess.run(pip, check=True)
-    return python
-
-
-def libmxnet(python):
-    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    folder = subprocess.check_output([python, "-c", code], text=True).strip()
-    return Path(folder) / "mxnet" / "libmxnet.so"
+def make_environment(wheel, folder):
+    venv.create(folder, with_pip=True)
+    packages = wheel, "-r", ROOT / "requirements.txt"
+    pip = [folder / "bin/python", "-m", "pip", "install", "--quiet", *packages]
+    subprocess.run(pip, check=True)
 
 
 def wanted_functions(library):
-    """Return the functions that `library` imports from each CUDA library.
-
-    The second result is the set of CUDA libraries whose functions have versions.
-    """
+    """Return the functions that `library` imports from each CUDA library."""
     dynamic = subprocess.check_output(["readelf", "-d", library], text=True)
-    needed = re.findall(r"NEEDED.*\[((\w+)\.so.*)\]", dynamic)
-    prefixes = {name: PREFIXES[base] for name, base in needed if base in PREFIXES}
     command = ["nm", "-D", "--undefined-only", library]
     symbols = subprocess.check_output(command, text=True)
-    wanted = {name: set() for name in prefixes}
-    versioned = set()
-    for line in symbols.splitlines():
-        name, _, version = line.split()[-1].partition("@")
-        version = version.lstrip("@")
-        if version in wanted:
-            wanted[version].add(name)
-            versioned.add(version)
-        elif not version:
-            owners = [lib for lib, start in prefixes.items() if re.match(start, name)]
-            if owners:
-                wanted[owners[0]].add(name)
-    return wanted, versioned
+    names = [line.split()[-1].partition("@")[0] for line in symbols.splitlines()]
+    return {
+        needed: {name for name in names if re.match(PREFIXES[base], name)}
+        for needed, base in re.findall(r"NEEDED.*\[((\w+)\.so.*)\]", dynamic)
+        if base in PREFIXES
+    }
 
 
-def make_stub(library, functions, versioned, folder, codes):
+def make_stub(library, functions, folder, codes):
     """Compile a shared library whose functions do nothing, unless `codes` has code."""
     code, status = codes.get(library.split(".")[0], ("", 0))
     present = set(re.findall(r"^(?:int|const char\*) (\w+)\(", code, re.MULTILINE))
@@ -114,25 +89,24 @@ def make_stub(library, functions, versioned, folder, codes):
             lines.append(f"long {name}(void) {{ return {status}; }}")
     source = folder / f"{library}.c"
     source.write_text("\n".join(lines) + "\n")
-    command = ["gcc", "-w", "-shared", "-fPIC", f"-Wl,-soname,{library}"]
-    if versioned:
-        script = folder / f"{library}.map"
-        script.write_text(f"{library} {{ global: *; }};\n")
-        command.append(f"-Wl,--version-script={script}")
-    subprocess.run([*command, "-o", folder / library, source], check=True)
+    # libmxnet.so imports functions of some libraries with versions. The others may have
+    # versions as well.
+    script = folder / f"{library}.map"
+    script.write_text(f"{library} {{ global: *; }};\n")
+    options = f"-Wl,-soname,{library},--version-script={script}"
+    command = ["gcc", "-w", "-shared", "-fPIC", options, "-o", folder / library]
+    subprocess.run([*command, source], check=True)
 
 
 def make_stubs(library, folder, codes):
     """Build a stub of each CUDA library that `library` loads; return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    wanted, versioned = wanted_functions(library)
-    for name, functions in wanted.items():
-        make_stub(name, functions, name in versioned, folder, codes)
+    for name, functions in wanted_functions(library).items():
+        make_stub(name, functions, folder, codes)
     return folder
 
 
 def make_emulated_library(build):
-    """Build the package's library with emulated kernels; return its path."""
     options = ["-G", "Ninja", "-DGLUON_SYNCBN_BUILD_TESTS=ON"]
     subprocess.run(["cmake", "-S", ROOT / "src", "-B", build, *options], check=True)
     target = "gluon_syncbn_emulated"
@@ -154,14 +128,17 @@ def main():
     parser.add_argument("--wheel", default="mxnet-cu112==1.9.1")
     options, tests = parser.parse_known_args()
     build = ROOT / "build" / options.wheel.split("=")[0]
-    python = make_environment(options.wheel, build)
+    if not (build / "venv").exists():
+        make_environment(options.wheel, build / "venv")
+    python = build / "venv/bin/python"
+    (library,) = build.glob("venv/lib/python*/site-packages/mxnet/libmxnet.so")
     emulated = run(
         python,
-        make_stubs(libmxnet(python), build / "two_gpus", EMULATED),
+        make_stubs(library, build / "two_gpus", EMULATED),
         ["tests/layer/test_gpu_contexts.py"],
         GLUON_SYNCBN_LIBRARY=str(make_emulated_library(ROOT / "build" / "emulated")),
     )
-    without = make_stubs(libmxnet(python), build / "no_gpu", NO_GPU)
+    without = make_stubs(library, build / "no_gpu", NO_GPU)
     suite = run(python, without, tests)
     sys.exit(emulated or suite)
 

@@ -7,25 +7,23 @@ if a path, or a member of one of this project's classes, does not exist.
 import re
 import subprocess
 import sys
+from pathlib import Path
 
-PAGES = subprocess.check_output(["git", "ls-files", "CONTRIBUTING.md", "docs/design"])
-FILES = subprocess.check_output(["git", "ls-files"]).decode().split()
+FILES = subprocess.check_output(["git", "ls-files"], text=True).split()
+PAGES = [f for f in FILES if re.match("CONTRIBUTING.md|docs/design/", f)]
+SOURCES = [
+    Path(f).read_text(encoding="utf-8")
+    for f in FILES
+    if re.match(r"(src|gluon_syncbn)/.*\.(py|h|cc)$", f)
+]
 PATH = re.compile(r"[\w./-]+(/|\.(py|h|cc|cu|cuh|inl|c|sh|toml|cmake))")
 MXNETS = {"graph_executor.cc", "lib_api.h", "threaded_engine.cc"}
 MEMBER = re.compile(r"(\w+)(\.|::)(\w+)(\(.*\))?")
 
 
-def read(path):
-    with open(path, encoding="utf-8") as file:
-        return file.read()
-
-
-SOURCES = [read(f) for f in FILES if re.match(r"(src|gluon_syncbn)/.*\.(py|h|cc)$", f)]
-
-
 def has_path(name):
     name = name.rstrip("/")
-    return any(f"/{file}/".find(f"/{name}/") >= 0 for file in FILES)
+    return any(f"/{name}/" in f"/{file}/" for file in FILES)
 
 
 def has_member(owner, separator, member):
@@ -36,8 +34,9 @@ def has_member(owner, separator, member):
 
 
 found = 0
-for page in PAGES.decode().split():
-    for number, line in enumerate(read(page).splitlines(), 1):
+for page in PAGES:
+    lines = Path(page).read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, 1):
         for name in re.findall("`([^`]+)`", line):
             member = MEMBER.fullmatch(name)
             if PATH.fullmatch(name):

@@ -4,9 +4,7 @@ The archive contains MXNet's dependencies, MXNet without the code of its kernels
 of its size), and stubs of CUDA's libraries. The stub of the runtime gets memory and
 streams from the driver but launches no kernel of MXNet, so MXNet runs on GPUs for which
 it has no kernels. A separate folder contains the emulated driver.
-
-    python scripts/pack_mxnet.py BUILD --python 3.12
-    PARTS="build mxnet" GENERATION=90 BUILD=BUILD bash scripts/check_gpu.sh OUT
+docs/design/gpus.md shows how to use the archive.
 """
 
 import argparse
@@ -19,12 +17,7 @@ from check_gpu_wheel import EMULATED, make_stubs
 # The host code of kernels is repetitive: a large dictionary packs 350 MB into 38 MB.
 COMPRESSION = "xz --x86 --lzma2=preset=4,dict=256MiB"
 PACKAGES = "numpy<2", "pytest==8.3.5", "setuptools<81"
-# MXNet imports distutils and numpy.bool, which newer Pythons and NumPys lack.
-SITE_CUSTOMIZE = """
-import numpy
-import setuptools  # provides distutils
-numpy.bool = bool
-"""
+SITE_CUSTOMIZE = "import setuptools  # provides distutils, which MXNet imports\n"
 
 
 def install(wheel, version, site):

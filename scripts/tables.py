@@ -77,7 +77,7 @@ def nets(name="benchmark_net.json"):
         [net, *(f"{min(r):.2f} to {max(r):.2f}" for r in layers.values())]
         for net, layers in ratios.items()
     ]
-    head = f"net (memory: {document['copy_gb_s']:.0f} GB/s)"
+    head = f"net (memory bandwidth {document['copy_gb_s']:.0f} GB/s)"
     heads = "gluon_syncbn, MXNet's defaults", "MXNet's own SyncBatchNorm, two workers"
     return markdown([head, *heads], rows)
 

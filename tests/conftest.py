@@ -1,7 +1,4 @@
-"""Fixtures of all tests: devices, and short timeouts.
-
-A wait that would hang must fail in seconds, and must leave nothing to the next test.
-"""
+"""Fixtures of all tests: devices, and timeouts that end a hang within seconds."""
 
 import os
 import signal
@@ -18,14 +15,13 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    """Set how often comparisons of random runs are repeated."""
     repetitions = "10" if config.getoption("full") else "1"
     os.environ.setdefault("GLUON_SYNCBN_REPEAT", repetitions)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    """Skipped, not deselected: pytest-xdist's summary has no count of the latter."""
+    """Skip rather than deselect: pytest-xdist does not count deselected tests."""
     if item.get_closest_marker("full") and not item.config.getoption("full"):
         pytest.skip("bash scripts/test.sh --full runs it")
 
@@ -37,7 +33,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def short_timeout():
-    """20 s instead of 300 s; afterwards no layer is left with a failure."""
+    """Let layers wait for 20 s at most, and end a failure that a test leaves."""
     previous = gluon_syncbn.get_timeout()
     gluon_syncbn.set_timeout(20)
     yield
@@ -56,11 +52,9 @@ def ctrl_c():
 
 @pytest.fixture
 def make_devices():
-    """A function that makes Devices of `count` CPU contexts."""
     return lambda count, first=0: gluon_syncbn.Devices(cpus(count, first))
 
 
 @pytest.fixture
 def devices(make_devices):
-    """Two CPU contexts."""
     return make_devices(2)

@@ -35,9 +35,9 @@ LAYERS = {
     "BatchNorm": gluon.nn.BatchNorm,
     "contrib": functools.partial(gluon.contrib.nn.SyncBatchNorm, num_devices=2),
 }
-# MXNet reads the variables of a layer's process when it is imported. Contrib's layers
-# block a worker thread of their context. With one worker, MXNet's default, the branches
-# of FastSCNN deadlocked on two contexts in three of three runs.
+# Environment variables of each layer's process. Contrib's layers block a worker thread
+# of their context. With one worker, MXNet's default, the branches of FastSCNN
+# deadlocked on two contexts in three of three runs.
 WORKERS = "MXNET_CPU_WORKER_NTHREADS"
 VARIABLES = {"gluon_syncbn": {}, "contrib": {WORKERS: "2"}}
 
@@ -78,7 +78,7 @@ class Candidate:
 
 
 def measure(name, layer, quick):
-    """Return a row for `layer` and a row for nn.BatchNorm in each mode."""
+    """Return the rows of `layer` and of nn.BatchNorm in each mode."""
     batch, crop, repetitions = (1, 32, 1) if quick else (2, 128, 5)
     rng, images = np.random.default_rng(0), batch * len(CONTEXTS)
     x = rng.normal(size=(images, 3, crop, crop)).astype("float32")

@@ -51,7 +51,7 @@ class Split:
 
 
 class Digits(Split):
-    """Scenes of four handwritten digits from scikit-learn; splits share no digit."""
+    """Scenes of four handwritten digits from scikit-learn; each split has its own."""
 
     classes = ["background", *map(str, range(10))]
 

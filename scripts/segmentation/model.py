@@ -138,12 +138,9 @@ class Engine:
         options = {"momentum": 0.9, "wd": 1e-4, "begin_num_update": steps * done}
         self.optimizer = Momentum(lr_scheduler=rate, **options)
         self.trainer = distributed.Trainer(net, self.optimizer)
-        # The trainer's first call copies the parameters of device 0. In the first step
-        # the copy would race with updates of the running statistics.
-        self.trainer.allreduce_grads()
 
     def train_epoch(self, batches, epoch):
-        """Train on some batches; return the mean loss per labelled pixel."""
+        """Train for one epoch; return the mean loss per labelled pixel."""
         devices, sums = self.parallel.devices, np.zeros(2)
         first = 1000 * (self.args.seed + epoch) + len(devices) * distributed.rank()
         dropout_seeds = [first + k for k in range(len(devices))]

@@ -68,7 +68,7 @@ if rank == 0:
     write_from_within(layer.running_mean.data())
 distributed.broadcast_parameters(layer)
 assert layer.running_mean.data().asnumpy() == 2
-net = nn.Dense(2)  # whose shape is not known yet
+net = nn.Dense(2)  # its shape is not known yet
 net.initialize(mx.init.Constant(rank))
 distributed.broadcast_parameters(net, root=2)
 net(nd.ones((1, 3)))
@@ -113,7 +113,7 @@ assert abs(mean_of_training() - 0.1 * of_batch) < 1e-5
 if rank == 1:
     used = layer.gamma, layer.beta, layer.running_mean, layer.running_var
     gamma, beta, mean, var = (p.data().as_nd_ndarray() for p in used)
-    rows = mx.nd.full((1,), 9, dtype='float64')  # of two
+    rows = mx.nd.full((1,), 9, dtype='float64')  # the batch has two
     inputs = mx.nd.ones((2, 1)), gamma, beta, rows, mean, var
     names = {'layer_key': layer.key, 'op_type': 'gluon_syncbn', 'masked': 'True'}
     y = mx.nd.Custom(*inputs, **names)

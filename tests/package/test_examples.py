@@ -16,7 +16,7 @@ EXAMPLES = ROOT / "examples"
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch, tmp_path):
-    """A checkout that is not installed, and a folder for what programs write."""
+    """Run programs in an empty folder, with a checkout that is not installed."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.chdir(tmp_path)

@@ -212,7 +212,7 @@ mx.nd.waitall()
 def late(x):
     if mx.current_context() == contexts[1]:  # while cpu(0) waits
         stop = 'sleep 0.5; kill -STOP $PPID; sleep 4; kill -CONT $PPID'
-        subprocess.run(['/bin/sh', '-c', stop], close_fds=False)  # without a fork
+        subprocess.run(['/bin/sh', '-c', stop], close_fds=False)  # this does not fork
     return net(x)
 
 with autograd.train_mode():

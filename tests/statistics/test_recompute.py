@@ -39,7 +39,7 @@ def batches_of(shape=(3, 6, 5), dtype="float64"):
 
 
 def statistics(net, index=0):
-    """Running means and variances, as values of one context."""
+    """Return the running means and variances on one context."""
     found = net.collect_params(".*running_(mean|var)").values()
     return [value(parameter, index) for parameter in found]
 

@@ -11,9 +11,7 @@ from mxnet.gluon import HybridBlock, contrib, nn
 
 from support.nd import nd
 
-# MXNet's own synchronized layer.
 MXNETS_LAYER = nn.SyncBatchNorm if IS_GLUON_2 else contrib.nn.SyncBatchNorm
-
 
 # Threads other than the main thread begin without NumPy semantics.
 in_threads = mx.util.use_np if IS_GLUON_2 else lambda function: function
@@ -69,7 +67,7 @@ class Double(Function):
 
 
 def sharing(block, cls, **options):
-    """Make a block of a class with the parameters of `block`."""
+    """Make a block of class `cls` that shares the parameters of `block`."""
     if IS_GLUON_2:
         return cls(**options).share_parameters(block.collect_params())
     return cls(params=block.params, **options)

@@ -40,7 +40,7 @@ MODES = {
 
 
 def repetitions():
-    """Return how often comparisons of random runs are repeated (conftest.py)."""
+    """Return how often to repeat comparisons of random runs (see conftest.py)."""
     return int(os.environ["GLUON_SYNCBN_REPEAT"])
 
 
@@ -71,7 +71,6 @@ def put(arrays, contexts, dtype="float32"):
 
 def split_rows(x, rows, axis=0):
     """Split x into shards of `rows[k]` rows."""
-    assert sum(rows) == x.shape[axis]
     return np.split(x, np.cumsum(rows)[:-1], axis)
 
 
@@ -104,17 +103,14 @@ def differentiate(function, *arguments):
 
 
 def whole(shards):
-    """Return the arrays of all contexts as one."""
     return np.concatenate([shard.asnumpy() for shard in shards])
 
 
-def copy_parameters(net, *others):
-    """Copy the values of a net to others of the same architecture."""
-    for other in others:
-        pairs = zip(other.collect_params().values(), net.collect_params().values())
-        for parameter, given in pairs:
-            # A deferred parameter keeps the array.
-            parameter.set_data(given.data().copy())
+def copy_parameters(net, other):
+    pairs = zip(other.collect_params().values(), net.collect_params().values())
+    for parameter, given in pairs:
+        # A deferred parameter keeps the array.
+        parameter.set_data(given.data().copy())
 
 
 def value(parameter, index=0):
@@ -173,9 +169,9 @@ def _write_two(_, array):
 
 
 def write_from_within(array):
-    """Queue work that reads an array and queues a write of the number 2 to it.
+    """Queue work that writes the number 2, although MXNet is told that it only reads.
 
-    oneDNN's convolution changes the layout of its weight like that in inference.
+    oneDNN's convolution changes the layout of its weight in the same way in inference.
     """
     _kept.append(array)
     push(_write_two, id(array), array.context, [array])
@@ -194,7 +190,7 @@ def run_python(code, *arguments, timeout=60, **environment):
 
 
 def output_of(code, *arguments, **options):
-    """Return the standard output of a program that has to succeed."""
+    """Run Python code that has to succeed; return its standard output."""
     result = run_python(code, *arguments, **options)
     assert result.returncode == 0, result.stderr[-6000:]
     return result.stdout
@@ -207,7 +203,7 @@ def status(field):
 
 
 def run_tool(*command, timeout=800):
-    """Run a compiler or the like, which has to succeed; return all it printed."""
+    """Run a program that has to succeed; return its output and its errors."""
     result = subprocess.run(
         list(map(str, command)),
         stdout=subprocess.PIPE,

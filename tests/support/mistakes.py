@@ -10,8 +10,7 @@ from support import reference
 from support.helpers import assert_near, put, split_rows, train_step
 
 SHAPE = (4, 3, 2, 5)
-RNG = np.random.default_rng(0)
-X, DY = RNG.normal(1, 2, (2, *SHAPE)).astype("float32")
+X, DY = np.random.default_rng(0).normal(1, 2, (2, *SHAPE)).astype("float32")
 
 
 def make_layer(contexts, timeout=0.5, **arguments):

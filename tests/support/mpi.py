@@ -62,7 +62,7 @@ needs_mpi = pytest.mark.skipif(
 
 
 def is_mpich():
-    """True if mpirun is MPICH's, false if it is Open MPI's."""
+    """Return True if mpirun is MPICH's, False if it is Open MPI's."""
     version = subprocess.run([_launcher(), "--version"], capture_output=True, text=True)
     return "HYDRA" in version.stdout
 

@@ -1,4 +1,4 @@
-"""The operators of `mx.nd`, for the arrays that blocks take: in Gluon 2 of `mx.np`.
+"""The operators of `mx.nd`. In Gluon 2 they take and return arrays of `mx.np`.
 
 Tests do not use the operators of `mx.np`, because MXNet 1.6 has few of them.
 """
@@ -14,7 +14,7 @@ import mxnet as mx
 _NDARRAY = mx.nd.NDArray
 
 
-def _speaks_np(function):
+def _with_np_arrays(function):
     @wraps(function)
     def call(*args, **kwargs):
         args, kwargs = _map("as_nd_ndarray", [args, kwargs])
@@ -32,8 +32,6 @@ def _map(method, values):
 
 
 class _Operators:
-    """A module whose functions take and return arrays of `mx.np`."""
-
     def __init__(self, module):
         self._module = module
 
@@ -41,7 +39,7 @@ class _Operators:
         found = getattr(self._module, name)
         if isinstance(found, type(sys)):
             return _Operators(found)
-        return found if isinstance(found, type) else _speaks_np(found)
+        return found if isinstance(found, type) else _with_np_arrays(found)
 
 
 nd = _Operators(mx.nd) if IS_GLUON_2 else mx.nd

@@ -43,7 +43,7 @@ class Normalized(Net):
 
 
 def started(net, contexts, mode="imperative", seed=1):
-    """Start a net on its devices, with random parameters that are equal on all."""
+    """Initialize a net, parallel if `contexts` are given, with random parameters."""
     net.cast("float64")
     if contexts:
         make_parallel(net, contexts)

@@ -1,7 +1,4 @@
-"""The float64 results of a random program's net, with bounds of their errors.
-
-A net calls a few layers with the batch.
-"""
+"""The float64 results of a random program's net, with bounds of their errors."""
 
 from collections import namedtuple
 
@@ -27,7 +24,7 @@ def exact(array):
 
 
 def stored(value, dtype):
-    """Return a value after rounding to `dtype`."""
+    """Round a Value to `dtype`: its error grows."""
     return Value(value.value, value.error + unit_roundoff(dtype) * abs(value.value))
 
 
@@ -44,10 +41,9 @@ def kind_of(dtype):
 
 
 class Use:
-    """One call of a layer with the whole batch.
+    """One call of a layer with the whole batch: its output `y` and its new `state`.
 
-    The argument `state` has gamma, beta and running statistics as Values. The attribute
-    `state` has the Values after the call, and the attribute `y` is the output.
+    A state has gamma, beta and running statistics as Values.
     """
 
     def __init__(self, program, options, state, x, trains):
@@ -80,7 +76,6 @@ class Use:
         return np.reshape(channels, self._shape)
 
     def _tolerance(self, scale, dtype=None):
-        """The largest error of a result before it is stored."""
         limits = self._count, self._conditioning, scale
         return reference.tolerance(dtype or self._dtype, *limits)[1]
 
@@ -138,11 +133,7 @@ class Use:
 
 
 class Net:
-    """The layers of a program that are called with one whole batch.
-
-    The attribute `states` has the state of each layer after the call. The attribute
-    `outputs` has the outputs as Values.
-    """
+    """A call of a program's net: its `outputs`, and the new `states` of its layers."""
 
     def __init__(self, program, states, x, trains):
         self._dtype, self.states, self._uses = program.dtype, list(states), []

@@ -24,7 +24,7 @@ def one_of(*values):
 
 
 def once_in(count):
-    """True in one of `count` draws, else False."""
+    """Draw True once in `count` draws, else False."""
     return one_of(*[False] * (count - 1), True)
 
 
@@ -44,7 +44,7 @@ def programs(draw):
         shape[draw(one_of(*others))] = 700  # enough for several threads
     shape[axis] = draw(one_of(8, 16) if convolutions else one_of(1, 2, 3, 5, 9, 70))
     shape[batch_axis] = 0  # stands for the rows
-    # Each call of the net's layers: the index of the layer. All get the batch.
+    # The index of the layer in each call. Each call gets the batch.
     uses = draw(one_of([0], [0], [0], [0, 1], [0, 0], [0, 1, 0]))
     x_grad_req = draw(one_of("write", "write", "add", "null"))
     layer = layers(needs_gradient=x_grad_req == "null", dtype=dtype)

@@ -1,7 +1,6 @@
 """The float64 oracle: batch normalization of the whole batch in one array.
 
-All tests compare with it. `forward` and `backward` also serve the check command; other
-functions and all tolerances are here.
+All tests compare with it, within the tolerances of this file.
 """
 
 from gluon_syncbn.installation import (
@@ -12,6 +11,7 @@ from gluon_syncbn.installation import (
 
 import numpy as np
 
+# `python -m gluon_syncbn` also compares with these two.
 forward, backward = reference_forward, reference_backward
 
 # Unit roundoff (half of epsilon) and smallest subnormal number of each dtype.
@@ -23,7 +23,6 @@ _PRECISION = {
 
 
 def activate(z, function, slope=0.0):
-    """f(z): "identity", "relu" or "leaky_relu" (slope z for z <= 0)."""
     z = np.asarray(z, np.float64)
     if function in (None, "identity"):
         return z
@@ -31,11 +30,10 @@ def activate(z, function, slope=0.0):
 
 
 def reconstruction_error(dtype, function, x_hat):
-    """Return the largest error of an x_hat that is reconstructed from a stored y.
+    """Return the largest error of an x_hat that is reconstructed from a y of `dtype`.
 
-    `x_hat` is the largest one, and y is stored in `dtype`. src/op/sync_batch_norm.cc
-    reconstructs x_hat for "identity" and "leaky_relu", and u (|x_hat| + 8) bounds the
-    error.
+    The argument is the largest x_hat. src/op/sync_batch_norm.cc bounds the error by
+    u (|x_hat| + 8).
     """
     if function not in ("identity", "leaky_relu"):
         return 0.0
@@ -43,7 +41,6 @@ def reconstruction_error(dtype, function, x_hat):
 
 
 def inference_forward(x, gamma, beta, running_mean, running_var, axis=1, eps=1e-5):
-    """y = (x - running_mean) / sqrt(running_var + eps) * gamma + beta."""
     x = np.asarray(x, np.float64)
     _, shape = reduction_axes(x, axis)
     mean, var, gamma, beta = (
@@ -54,39 +51,27 @@ def inference_forward(x, gamma, beta, running_mean, running_var, axis=1, eps=1e-
 
 
 def tolerance(dtype, count=1, conditioning=0.0, scale=1.0):
-    r"""Return bounds of a right result: |result - expected| <= atol + rtol |expected|.
+    """Return rtol and atol: |result - expected| <= atol + rtol |expected|.
 
-    Parameters
-    ----------
-    dtype : what the compared array is stored in ("float16", "float32", "float64").
-    count : elements of one channel in the whole batch.
-    conditioning : the largest |mean| / std of all channels.
-    scale : size of the largest terms that are added to give the result. For y that is
-        max|gamma x_hat| + max|beta|; for dx, max|gamma inv_std dy|; for sums such as
-        dgamma and dbeta, the sum of the absolute terms; for a running statistic, its
-        own size.
+    `dtype` is the dtype of the compared array, `count` (n) the number of elements of a
+    channel in the whole batch, `conditioning` the largest |mean| / std of a channel,
+    and `scale` the size of the largest terms whose sum is the result. For y the size is
+    max|gamma x_hat| + max|beta|, for dx max|gamma inv_std dy|, for sums such as dgamma
+    the sum of the absolute terms, and for a running statistic its own size.
 
-    Returns
-    -------
-    rtol, atol
+    Let u, u64 and u_out be the unit roundoffs of the arithmetic (float32, or float64
+    for float64 data), of float64 and of `dtype`.
 
-    Notes
-    -----
-    Let u be the unit roundoff of the arithmetic (float32, or float64 for float64 data),
-    u64 the one of float64 and u_out the one of `dtype`.
-
-    * Storing the result rounds once: u_out |expected|, or half a subnormal number near
-      zero.
-    * Elementwise, y = (x - mean) * scale + offset and dx = a dy + b (x - mean) + d are
-      at most three products, three sums and four coefficients that were rounded to the
-      arithmetic's precision: 8 roundings on the way of any one term bound the first-
-      order error by 8 u times the terms.
-    * Sums are float64: n additions err by at most n u64 relative to the terms' absolute
-      sum (Higham, Accuracy and Stability of Numerical Algorithms, 2002, eq. 4.4). About
-      a shift among the data, the moments lose another factor 4 at most; so mean / std
-      and inv_std err by 4 n u64, and the rounding of the mean itself by u64 |mean| /
-      std. Relative to the terms of a result that uses both, this is 8 n u64 + 2 u64
-      |mean| / std.
+    * Storing the result rounds once, by u_out |expected|, or by half a subnormal number
+      near zero.
+    * In y = (x - mean) * scale + offset and dx = a dy + b (x - mean) + d each term is
+      rounded at most 8 times, with its coefficients, so the error is at most 8 u times
+      the terms.
+    * Sums are float64. n additions err by at most n u64 times the absolute sum (Higham,
+      Accuracy and Stability of Numerical Algorithms, 2002, eq. 4.4). The moments are
+      sums of differences to one of the values, which loses another factor of at most 4.
+      So mean / std and inv_std err by 4 n u64, and the mean's own rounding is u64
+      |mean| / std. A result that uses both errs by 8 n u64 + 2 u64 |mean| / std.
     """
     u_out, subnormal = _PRECISION[str(dtype)]
     u64 = _PRECISION["float64"][0]
