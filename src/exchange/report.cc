@@ -1,4 +1,4 @@
-// A text has the exchange, who has arrived, who has not, and what to type.
+// Each text names the exchange, who has arrived, who is missing, and what to type.
 #include "exchange/report.h"
 
 #include <algorithm>

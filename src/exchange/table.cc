@@ -1,5 +1,5 @@
-// The functions follow an exchange: devices arrive and wait, parts of other ranks arrive, and all
-// are reduced. Failures and the end of the program follow.
+// The functions are in the order of an exchange: devices arrive and wait, parts of other ranks
+// arrive, and all parts are reduced. Failures and the end of the program follow.
 #include "exchange/table.h"
 
 #include <pthread.h>
@@ -41,7 +41,7 @@ Numbers Table::Contribute(const Contribution& own, Ticket* ticket) {
     }
   }
   if (!exchange.error.empty()) throw Error(exchange.error);
-  // A large message makes progress only while this thread polls.
+  // MPI sends a large message only while this thread polls.
   if (carries) {
     ServeUntil(&lock, ToSeconds(waiting.deadline - Clock::now()), [&] { return !peers_.Busy(); });
   }
@@ -83,9 +83,7 @@ Waiting Table::Arrive(const Contribution& own, Ticket* ticket, Time now) {
     }
     const Place place{peers_.rank(), own.device};
     const Shared exchange = Find(key, {place, own.signature, ranks, devices});
-    if (exchange->sent || !exchange->parts.emplace(place, Part{own.numbers, own.shape}).second) {
-      throw Error(Concat(key.Title(), ": ", own.device.Name(), " arrived twice in one call"));
-    }
+    exchange->parts[place] = {own.numbers, own.shape};
     if (++exchange->arrived == 1) {
       exchange->members = members;
       exchange->devices = devices;
@@ -169,7 +167,7 @@ Table::Shared Table::Find(const Key& key, const Terms& terms) {
 bool Table::IsOver(Lock* lock, const Waiting& waiting, Time now) {
   const Exchange& exchange = *waiting.exchange;
   const auto is_late = [&](Time deadline) {
-    // The last device waits for other ranks, and the others wait for that one.
+    // If all devices have arrived, only the last one waits for other ranks.
     const bool waits = waiting.is_last || !exchange.AllDevicesAreHere();
     return !exchange.over && waits && now >= deadline && now >= deadline + Patience(exchange);
   };
@@ -191,7 +189,7 @@ bool Table::IsOver(Lock* lock, const Waiting& waiting, Time now) {
   return true;
 }
 
-// A rank waits longer if another rank can name who is missing.
+// Returns how much longer a rank waits if another rank can name who is missing.
 Duration Table::Patience(const Exchange& exchange) const {
   const Position& position = exchange.position;
   if (exchange.sent) return std::chrono::seconds(position.height + position.depth - 1);
@@ -259,7 +257,7 @@ void Table::Handle(int from, Message message) {
   Finish(found->second, std::move(message.numbers));
 }
 
-// Reduces and sends the result on if all parts are here.
+// If all parts are here, reduces them, and ends the exchange or sends them to the parent.
 void Table::Advance(const Shared& exchange) {
   const Position& position = exchange->position;
   const size_t awaited = exchange->devices + position.children.size();

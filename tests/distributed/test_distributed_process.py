@@ -109,30 +109,6 @@ if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
     run_ranks(2, program, init="")
 
 
-def test_a_rank_that_is_stopped_ends_with_the_others():
-    """The rank stops between the exchange in which ranks meet and MPI's collective."""
-    program = """
-import signal
-from gluon_syncbn.distributed import collectives
-
-def stop(*arguments):
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-push_step()
-mx.nd.waitall()
-gluon_syncbn.set_timeout(2)
-if rank == 1:
-    collectives.collectives = stop
-text = error_of(distributed.broadcast_parameters, layers[0])
-assert 'within 2 s' in text, text
-print('told', flush=True)
-"""
-    process = start(2, STEP + program)
-    output = finish(process)
-    assert process.returncode != 0 and "told" in output, output
-    assert "because one of them hangs after a failure" in output, output
-
-
 def test_ctrl_c_ends_a_wait_for_gradients():
     """Rank 1 does not send its gradients, and sees why rank 0 has ended the step."""
     program = """

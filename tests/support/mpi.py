@@ -61,33 +61,19 @@ needs_mpi = pytest.mark.skipif(
 )
 
 
-def is_mpich():
-    """True if mpirun is MPICH's, false if it is Open MPI's."""
-    version = subprocess.run([_launcher(), "--version"], capture_output=True, text=True)
-    return "HYDRA" in version.stdout
-
-
-def launcher(ranks, keep_survivors=False):
+def launcher(ranks):
     """Return the command line before the program."""
-    options = ["--allow-run-as-root", "--oversubscribe"]
-    options += ["--enable-recovery"] * keep_survivors
-    if is_mpich():
-        options = ["-disable-auto-cleanup"] * keep_survivors
+    version = subprocess.run([_launcher(), "--version"], capture_output=True, text=True)
+    is_mpich = "HYDRA" in version.stdout  # else Open MPI
+    options = [] if is_mpich else ["--allow-run-as-root", "--oversubscribe"]
     return [_launcher(), *options, "-n", str(ranks)]
 
 
-def start(ranks, body, *arguments, init=INIT, alive_until=None, **environment):
-    """Start a program of `body` on each rank; return the launcher's process.
-
-    mpirun may end all ranks when one dies, despite its options. With `alive_until`, a
-    path, it notices no death before that file exists, because a shell runs each rank.
-    """
+def start(ranks, body, *arguments, init=INIT, **environment):
+    """Start a program of `body` on each rank; return the launcher's process."""
     program = [sys.executable, "-c", PREAMBLE + init + body, *map(str, arguments)]
-    if alive_until is not None:
-        wait = f'"$@"; for i in $(seq 400); do [ -e {alive_until} ] || sleep 0.1; done'
-        program = ["sh", "-c", wait, "sh", *program]
     return subprocess.Popen(
-        launcher(ranks, alive_until is not None) + program,
+        launcher(ranks) + program,
         env={**os.environ, "PYTHONPATH": ROOTS, "OMP_NUM_THREADS": "1", **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
