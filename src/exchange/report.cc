@@ -99,9 +99,4 @@ std::string EarlierFailureReport(const Key& key, const Device& device, const std
                 "stopped because of an earlier error: ", failure);
 }
 
-std::string EndReport(const Key& key, const std::string& failure) {
-  const std::string title = key.Title();
-  return failure.compare(0, title.size(), title) == 0 ? failure : Concat(title, ": ", failure);
-}
-
 }  // namespace syncbn

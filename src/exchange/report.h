@@ -33,7 +33,4 @@ std::string TooManyDevicesReport(const std::string& layer, const Device& device,
 // The error of a contribution after a failure. A named sum has no device.
 std::string EarlierFailureReport(const Key& key, const Device& device, const std::string& failure);
 
-// The error of an exchange that a failure has ended; the failure's text if it is of this exchange.
-std::string EndReport(const Key& key, const std::string& failure);
-
 }  // namespace syncbn

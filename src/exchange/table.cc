@@ -137,7 +137,8 @@ Ticket Table::Enter(const Contribution& own, const Key& key) {
   return {CallsOf(key).next++, members.generation, participants};
 }
 
-// Returns the exchange of this key. Throws Error if it began with other terms.
+// Returns the exchange of this key. Throws Error if it began with other terms, or if it is over,
+// because then it had other ranks.
 Table::Shared Table::Find(const Key& key, const Terms& terms) {
   const auto found = exchanges_.find(key);
   const bool is_new = found == exchanges_.end();
@@ -291,7 +292,10 @@ template <typename Predicate>
 void Table::EndWhere(const std::string& reason, const Predicate& ends) {
   const std::map<Key, Shared> exchanges = exchanges_;
   for (const auto& [key, exchange] : exchanges) {
-    if (ends(*exchange)) End(exchange, EndReport(key, reason));
+    if (!ends(*exchange)) continue;
+    const std::string title = key.Title();
+    const bool has_title = reason.compare(0, title.size(), title) == 0;
+    End(exchange, has_title ? reason : Concat(title, ": ", reason));
   }
 }
 
@@ -349,12 +353,11 @@ double Table::WaitSeconds(const Members& members, const Device& device) {
 
 double Table::LongestWait() {
   Lock lock(mutex_);
-  const Time now = Clock::now();
-  Time oldest = now;
-  for (const auto& entry : exchanges_) {
-    if (entry.second->arrived > 0) oldest = std::min(oldest, entry.second->start);
+  Duration longest{};
+  for (const auto& [key, exchange] : exchanges_) {
+    if (exchange->arrived > 0) longest = std::max(longest, Clock::now() - exchange->start);
   }
-  return failure_.empty() ? ToSeconds(now - oldest) : 0;
+  return failure_.empty() ? ToSeconds(longest) : 0;
 }
 
 // ---- the other processes -----------------------------------------------------------------------

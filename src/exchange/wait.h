@@ -72,7 +72,7 @@ class Pause {
     prctl(PR_SET_TIMERSLACK, 1);
   }
 
-  // Devices or processes of one machine that arrive together wait for a shorter time.
+  // Devices, or processes of one machine, that arrive together wait for a shorter time.
   static constexpr std::chrono::microseconds kAwake{50}, kAwakeForMessages{200};
   static constexpr std::chrono::seconds kSleep{1};
   static constexpr std::chrono::microseconds kSleepForMessages{500};

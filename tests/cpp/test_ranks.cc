@@ -127,11 +127,11 @@ class Program {
   // True if the actor need not wait.
   bool Advance(Actor* actor) {
     Rank* const rank = ranks_[actor->rank].get();
-    // Each wait stands for a thread, so it ends by itself.
+    // In a real program each wait has a thread, so it does not wait for the others here.
     for (const Pending& pending : actor->pending) rank->IsOver(pending.waiting, now_);
     for (const Pending& pending : actor->pending) {
       const syncbn::Exchange& exchange = *pending.waiting.exchange;
-      // The timeout, and the patience of the tree while messages are late.
+      // The timeout, Table::Patience and late messages.
       const std::chrono::milliseconds most(exchange.ranks.size() > 32 ? 5550 : 2950);
       CHECK(now_ - pending.waiting.start < most, size_, " end ", static_cast<int>(end_));
       if (!exchange.error.empty()) throw syncbn::Error(exchange.error);
@@ -189,7 +189,7 @@ class Program {
     return true;
   }
 
-  // All ranks receive a message about the culprit, or find out by waiting.
+  // All ranks receive a message about the culprit, or time out.
   void CheckError(int rank, const std::string& error) const {
     const std::string culprit = "rank " + std::to_string(culprit_);
     if (end_ == End::kStops) CheckHas(error, culprit + ", which ");

@@ -32,12 +32,11 @@ SGD = 'sgd', dict(learning_rate=0.03, momentum=0.5, wd=1e-3)
 
 def make(norm, seed, contexts=None):
     mx.random.seed(seed)
-    net = nn.HybridSequential(**prefixed('net_'))
-    with name_scope(net):
-        for channels, inputs in (4, 3), (6, 4):
-            net.add(nn.Conv2D(channels, 3, padding=1, in_channels=inputs))
-            net.add(norm(in_channels=channels, momentum=0.5), nn.Activation('relu'))
-        net.add(nn.Dense(5, in_units=6 * 36))
+    net = nn.HybridSequential()
+    for channels, inputs in (4, 3), (6, 4):
+        net.add(nn.Conv2D(channels, 3, padding=1, in_channels=inputs))
+        net.add(norm(in_channels=channels, momentum=0.5), nn.Activation('relu'))
+    net.add(nn.Dense(5, in_units=6 * 36))
     net.cast('float64')
     if contexts:
         gluon_syncbn.make_parallel(net, contexts)
@@ -60,7 +59,7 @@ sampler = distributed.ShardSampler(13, 3, seed=1)
 batches = [rows for epoch in range(3) for rows in sampler]  # the last wraps around
 whole = [a + b for a, b in zip(*MPI.COMM_WORLD.allgather(batches))]
 for kind in sys.argv[1:]:
-    is_ours = kind == 'distributed'  # it makes ranks equal, and sums their rows
+    is_ours = kind == 'distributed'  # copies rank 0's parameters, and sums batch sizes
     contexts = [mx.cpu(0), mx.cpu(1)][: 2 - rank]
     net = make(SyncBatchNorm, 7 + rank * is_ours, contexts)
     if is_ours:

@@ -1,8 +1,4 @@
-"""Runs a program on several ranks under mpirun, with a watchdog.
-
-Called by the tests of gluon_syncbn.distributed, which are skipped where the package was
-built without MPI or there is no mpirun.
-"""
+"""Runs a program on several ranks under mpirun, with a watchdog."""
 
 import os
 import shutil
@@ -17,8 +13,7 @@ import pytest
 
 from support.helpers import ROOTS
 
-# A rank that hangs ends after so long. Waits for other ranks end earlier.
-SECONDS = 90
+SECONDS = 90  # a rank that hangs ends after this time
 
 PREAMBLE = f"""
 import faulthandler, os, sys, time
@@ -34,8 +29,8 @@ from support.nd import nd
 def error_of(function, *arguments):
     try:
         function(*arguments)
-    except (mx.MXNetError, RuntimeError, TypeError, ValueError) as error:
-        return str(error)
+    except (KeyboardInterrupt, mx.MXNetError, RuntimeError, ValueError) as error:
+        return str(error) or repr(error)
     raise AssertionError('nothing was raised')
 
 def assert_same_bits(*arrays):
