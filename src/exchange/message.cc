@@ -104,8 +104,8 @@ bool IsChild(int from, int rank, const std::vector<int>& ranks) {
 
 void Refuse() {
   throw Error(
-      "all processes must send the messages of one version of gluon_syncbn, got another message. "
-      "Install the same version for all processes.");
+      "all processes must run one version of gluon_syncbn, got a message that this version never "
+      "sends. Install the same version for all processes.");
 }
 
 Bytes Encode(const Message& message) {

@@ -258,7 +258,7 @@ void Table::Handle(int from, Message message) {
   Finish(found->second, std::move(message.numbers));
 }
 
-// If all parts are here, reduces them, and ends the exchange or sends them to the parent.
+// Reduces the parts if all are here. Then ends the exchange, or sends the result to the parent.
 void Table::Advance(const Shared& exchange) {
   const Position& position = exchange->position;
   const size_t awaited = exchange->devices + position.children.size();

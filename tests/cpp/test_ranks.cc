@@ -358,13 +358,6 @@ TEST(RandomMessages) {
   }
 }
 
-TEST(ARankThatHasLeftGoesOnAlone) {
-  Rank alone = RankOf(1);
-  alone.Leave();
-  CheckHas(ErrorOf([&] { Begin(&alone, {}); }), "called after gluon_syncbn.distributed.shut");
-  CHECK(Begin(&alone, {1}).exchange->over);
-}
-
 }  // namespace
 
 int main() { return check::RunTests(); }

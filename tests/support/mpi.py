@@ -32,10 +32,6 @@ def error_of(function, *arguments):
     except (KeyboardInterrupt, mx.MXNetError, RuntimeError, ValueError) as error:
         return str(error) or repr(error)
     raise AssertionError('nothing was raised')
-
-def assert_same_bits(*arrays):
-    for others in MPI.COMM_WORLD.allgather([np.asarray(a).tobytes() for a in arrays]):
-        assert others == [np.asarray(a).tobytes() for a in arrays]
 """
 INIT = """
 distributed.init(30)
