@@ -27,7 +27,7 @@ std::string Key::Title() const {
   return Concat("SyncBatchNorm '", layer, "', ", phase == Phase::kForward ? "forward" : "backward");
 }
 
-// On each level, kArity subtrees of `width` ranks form a subtree of the next level.
+// Each level has subtrees of `width` ranks. kArity of them form a subtree of the next level.
 Position PositionOf(int rank, const std::vector<int>& ranks) {
   const int64_t size = static_cast<int64_t>(ranks.size());
   const int64_t index = std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin();

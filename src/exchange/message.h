@@ -12,10 +12,10 @@
 namespace syncbn {
 
 enum class MessageKind : int32_t {
-  kPart,    // to the parent: key, signature, ranks, and the numbers of the sender's subtree
-  kResult,  // to a child rank: key and the reduced numbers
-  kFail,    // to all ranks: the text of the sender's failure
-  kLeave,   // to all ranks: the sender sends nothing more, because its program ends
+  kPart,    // the parent gets key, signature, ranks, and the numbers of the sender's subtree
+  kResult,  // a child rank gets key and the reduced numbers
+  kFail,    // all ranks get the text of the sender's failure
+  kLeave,   // all ranks get it last, because the sender's program ends
 };
 
 struct Message {

@@ -127,7 +127,7 @@ class Program {
   // True if the actor need not wait.
   bool Advance(Actor* actor) {
     Rank* const rank = ranks_[actor->rank].get();
-    // In a real program each wait has a thread, so it does not wait for the others here.
+    // Waits have threads of their own in real programs, so none depends on another here.
     for (const Pending& pending : actor->pending) rank->IsOver(pending.waiting, now_);
     for (const Pending& pending : actor->pending) {
       const syncbn::Exchange& exchange = *pending.waiting.exchange;
