@@ -15,6 +15,12 @@ namespace {
 constexpr uint64_t kMark = 0x53424e38;            // change it with the format
 constexpr int64_t kMostCalls = int64_t{1} << 53;  // also limits repeats
 
+[[noreturn]] void Refuse() {
+  throw Error(
+      "all processes must run one version of gluon_syncbn, got a message that this version never "
+      "sends. Install the same version for all processes.");
+}
+
 // Calls `visit` for each field of a message, in the order of their bytes.
 template <typename AnyMessage, typename Visit>
 void ForEachField(AnyMessage* message, const Visit& visit) {
@@ -101,12 +107,6 @@ bool IsChild(int from, int rank, const std::vector<int>& ranks) {
 }
 
 }  // namespace
-
-void Refuse() {
-  throw Error(
-      "all processes must run one version of gluon_syncbn, got a message that this version never "
-      "sends. Install the same version for all processes.");
-}
 
 Bytes Encode(const Message& message) {
   Bytes bytes;

@@ -27,9 +27,6 @@ struct Message {
   std::string text{};
 };
 
-// Throws Error for a message that no process of this version sends to this rank.
-[[noreturn]] void Refuse();
-
 Bytes Encode(const Message& message);
 
 // Returns the message that rank `from` of `size` has sent to `rank`. A part without ranks gets all

@@ -71,7 +71,7 @@ Waiting Table::Arrive(const Contribution& own, Ticket* ticket, Time now) {
   size_t devices = own.devices;
   try {
     if (members == nullptr) {
-      key.call = CallsOf(key).next++;
+      key.call = NextCall(key)++;
     } else {
       if (is_old) {
         throw Error(TooManyDevicesReport(members->layer, own.device, members->devices, devices));
@@ -91,9 +91,6 @@ Waiting Table::Arrive(const Contribution& own, Ticket* ticket, Time now) {
       exchange->start = now;
     }
     const bool is_last = exchange->AllDevicesAreHere();
-    if (is_last && !key.is_local && own.phase != Phase::kBackward) {
-      CallsOf(key).latest = exchange;
-    }
     Advance(exchange);
     return {exchange, expected, is_last, now, now + ToDuration(own.timeout_seconds)};
   } catch (const Error& error) {
@@ -134,17 +131,18 @@ Ticket Table::Enter(const Contribution& own, const Key& key) {
       return {pending.call, members.generation, participants};
     }
   }
-  return {CallsOf(key).next++, members.generation, participants};
+  return {NextCall(key)++, members.generation, participants};
 }
 
-// Returns the exchange of this key. Throws Error if it began with other terms, or if it is over,
-// because then it had other ranks.
+// Returns the exchange of this key. Throws Error if it began with other terms, or is over.
 Table::Shared Table::Find(const Key& key, const Terms& terms) {
   const auto found = exchanges_.find(key);
-  const bool is_new = found == exchanges_.end();
-  const bool is_over =
-      is_new && terms.devices == 0 && key.phase != Phase::kBackward && key.call < CallsOf(key).next;
-  if (is_new && !is_over) {
+  if (found == exchanges_.end()) {
+    if (terms.devices == 0 && key.phase != Phase::kBackward && key.call < NextCall(key)) {
+      throw Error(Concat(key.Title(), ": rank ", terms.place.rank, " synchronizes ranks ",
+                         JoinNumbers(terms.ranks), ", but rank ", peers_.rank(),
+                         " has completed this call without it. Use equal groups on all ranks."));
+    }
     const auto exchange = std::make_shared<Exchange>();
     exchange->key = key;
     exchange->signature = terms.signature;
@@ -153,11 +151,10 @@ Table::Shared Table::Find(const Key& key, const Terms& terms) {
     if (!terms.ranks.empty()) exchange->position = PositionOf(peers_.rank(), terms.ranks);
     return exchanges_[key] = exchange;
   }
-  const Shared& exchange = is_over ? CallsOf(key).latest : found->second;
+  const Shared& exchange = found->second;
   const bool same_devices =
       terms.devices == 0 || exchange->devices == 0 || exchange->devices == terms.devices;
   if (exchange->signature == terms.signature && exchange->ranks == terms.ranks && same_devices) {
-    if (is_over) Refuse();
     return exchange;
   }
   throw Error(DisagreementReport(

@@ -132,13 +132,9 @@ class Table {
  private:
   using Shared = std::shared_ptr<Exchange>;
 
-  // Numbers the calls of one layer or name. All local calls are numbered together.
-  struct Calls {
-    int64_t next = 0;
-    Shared latest;  // the latest exchange at which all devices here have arrived
-  };
-  Calls& CallsOf(const Key& key) {
-    return calls_[{key.is_local, key.is_local ? "" : key.layer, key.phase, 0, 0}];
+  // Returns the number of the next call of a layer or name. All local calls are numbered together.
+  int64_t& NextCall(const Key& key) {
+    return next_calls_[{key.is_local, key.is_local ? "" : key.layer, key.phase, 0, 0}];
   }
 
   Ticket Enter(const Contribution& own, const Key& key);
@@ -158,7 +154,7 @@ class Table {
   template <typename Predicate>
   void ServeUntil(Lock* lock, double seconds, const Predicate& over);
 
-  std::map<Key, Calls> calls_;
+  std::map<Key, int64_t> next_calls_;
   std::map<int, Key> latest_;  // the key of each rank's latest part
   std::string failure_;
   bool failed_for_good_ = false;

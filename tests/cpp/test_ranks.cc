@@ -308,8 +308,7 @@ TEST(GroupsThatDiffer) {
     CHECK_EQ(receiver.Handle(1, Encode(PartOf({0, 1}, call))), "");
   }
   CheckHas(receiver.Handle(2, Encode(PartOf({}))),
-           "rank 0 has channels=1, dtype=float32, axis=0, epsilon=0 "
-           "(synchronized: ranks 0, 1), but rank 2 has channels=1");
+           "rank 2 synchronizes ranks 0, 1, 2, 3, but rank 0 has completed this call");
 }
 
 // Random and mutated messages end in a failure with a text, or wait.
