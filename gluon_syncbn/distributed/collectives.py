@@ -1,8 +1,8 @@
 """Collectives over MPI: sums, comparisons and copies of values of all processes.
 
 A collective of mpi4py never times out, and does not report which ranks are missing. So
-all ranks first call `total`, which does. mpi4py sends only JSON and arrays, because
-received pickles could run code.
+all ranks first call `total`, which reports them. mpi4py sends only JSON and arrays,
+because a received pickle could run code.
 """
 
 from __future__ import annotations
