@@ -1,8 +1,8 @@
 """Collectives over MPI: sums, comparisons and copies of values of all processes.
 
-Ranks first meet in an exchange, as layers do. If a rank is missing or calls another
-function, the error names the rank. Then mpi4py sends JSON and arrays only, so no
-received data runs code.
+A collective of mpi4py never times out, and does not report which ranks are missing. So
+all ranks first call `total`, which reports them. mpi4py sends only JSON and arrays,
+because a received pickle could run code.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ..native.interrupts import DeferredSignals
 from ..native.library import load
 from ..native.processes import wait_seconds, world
 
-_AWAKE, _PAUSE, _DEFERRING = 0.1, 5e-4, 1.5  # seconds
+_AWAKE, _PAUSE, _DEFERRING = 0.1, 5e-4, 1.5  # seconds, see `collectives`
 _abandoned: list = []  # memory that MPI may still write to after a failure
 
 
@@ -43,8 +43,9 @@ def total(
 ) -> list[float]:
     """Return the sums over all processes, with equal bits on all ranks.
 
-    Calls with one name match by their order on each rank. Raise MXNetError, which names
-    the ranks, if a rank does not arrive within the timeout or signatures differ.
+    The n-th call with a name matches the n-th call with this name on the other ranks.
+    Raise MXNetError, which names the ranks, if a rank does not call it within the
+    timeout or signatures differ.
     """
     sums, seconds = np.array(numbers, np.float64), wait_seconds(timeout)
     if world().size > 1:
@@ -75,7 +76,8 @@ def collectives(
     """Wait for the requests of MPI that the block appends to the list.
 
     Raise MXNetError if another rank has failed, or if the requests are not done within
-    the timeout. After any error all ranks fail, and `memory` stays alive.
+    the timeout. After any error all ranks fail, and `memory`, which MPI may still use,
+    is never freed.
     """
     from mpi4py import MPI
 
@@ -83,7 +85,7 @@ def collectives(
     try:
         yield requests
         begin = time.monotonic()
-        # A step defers Ctrl-C until its end, but a wait for other ranks may last long.
+        # A trainer's step defers Ctrl-C, but a wait for other ranks may last long.
         with DeferredSignals() as section:
             while not MPI.Request.Testall(requests):  # Testall also lets MPI proceed
                 waited = time.monotonic() - begin
@@ -93,19 +95,18 @@ def collectives(
                 failure = failures.failure()
                 if not failure and waited > seconds:
                     failure = (
-                        f"{name}: values did not arrive within {seconds:g} s: a rank "
-                        "that had begun this call has died, or was stopped"
+                        f"{name}: values did not arrive within {seconds:g} s, because "
+                        "a rank that had begun this call has died or was stopped"
                     )
                 if failure:
                     raise mx.MXNetError(failure)
-                # Another rank may need this processor.
                 if waited < _DEFERRING:
                     time.sleep(_PAUSE)
                 else:
                     section.wait(0, time.sleep, _PAUSE)
     except BaseException as error:
         _abandoned.append((memory, requests))
-        failures.end_waits(str(error) or repr(error))  # others wait for this rank
+        failures.end_waits(str(error) or repr(error))  # also on the other ranks
         raise
 
 
@@ -167,7 +168,8 @@ def broadcast_parameters(net: Any, root: int = 0, timeout: float | None = None) 
                 f"the parameter {parameter.name} is not initialized. Call "
                 "net.initialize() before broadcast_parameters."
             )
-    mx.nd.waitall()  # MXNet may still change a weight's layout, which no read waits for
+    # A read does not wait for MXNet's pending changes of a weight's layout.
+    mx.nd.waitall()
     _copy(list(filter(data_of, parameters)), root, "broadcast_parameters", timeout)
     for number, parameter in enumerate(parameters):
         if not data_of(parameter):
@@ -207,7 +209,6 @@ def check_equal(
 
 
 def _description(net):
-    """Return the lines of text that must be equal on all ranks."""
     if not isinstance(net, Block):
         return [_describe(parameter) for parameter in check_parameters(net)]
     found = parameters_by_place(net)
@@ -288,7 +289,7 @@ def check_replicas(net: mx.gluon.Block) -> None:
 
 
 def _difference_of_contexts(name, parameter):
-    """Return an error text if a parameter differs between contexts, else None."""
+    """Return an error text, or None if a parameter is equal on all contexts."""
     first, *others = data_of(parameter)
     expected = first.asnumpy()
     for other in others:

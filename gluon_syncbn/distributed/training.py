@@ -32,7 +32,7 @@ from .collectives import (
 )
 
 _IN_PLACE = np.dtype("float32"), np.dtype("float64")
-_trainer_numbers = itertools.count(1)  # ordered by construction
+_trainer_numbers = itertools.count(1)
 
 
 class Trainer(mx.gluon.Trainer):
@@ -103,7 +103,7 @@ class Trainer(mx.gluon.Trainer):
                 raise TypeError(
                     f"the gradient of {parameter.name} must be dense, got {storage}"
                 )
-        # mxnet.gluon.Trainer has the same order, and saves optimizer states by it.
+        # mxnet.gluon.Trainer also sorts, and saves optimizer states in this order.
         ordered = sorted(parameters, key=lambda parameter: parameter.name)
         super().__init__(ordered, optimizer, optimizer_params, update_on_kvstore=False)
         self._in_order_of_forward = parameters
@@ -147,25 +147,24 @@ class Trainer(mx.gluon.Trainer):
         self.update(self._total, ignore_stale_grad)
 
     def _allreduce_grads(self):
-        is_fresh = [_zero_stale(p) for p in self._in_order_of_forward]
+        has_new = [_zero_stale(p) for p in self._in_order_of_forward]
         super()._allreduce_grads()  # sums over this process's contexts only
         trained = [p for p in self._in_order_of_forward if p.grad_req != "null"]
         description = self._description(trained)
         own = np.zeros(1 + world().size)
         own[0], own[1 + world().rank] = self._samples, _digest(description)
-        # An error of this exchange names missing ranks.
-        self._total, *sums = total("Trainer.step", [*own, *is_fresh])
-        digests, is_fresh = np.split(sums, [world().size])
+        self._total, *sums = total("Trainer.step", [*own, *has_new])
+        digests, have_new = np.split(sums, [world().size])
         if len({*digests}) > 1:
             fix = "Step the same trainer with the same settings on all ranks."
             check_equal("steps", description, fix)
-        fresh = zip(self._in_order_of_forward, is_fresh)
-        self._fresh = [parameter for parameter, ranks in fresh if ranks]
+        counts = zip(self._in_order_of_forward, have_new)
+        self._fresh = [parameter for parameter, ranks in counts if ranks]
         if world().size == 1:
             return
         # The backward of the last layers ends first.
         gradients = [gradients_of(parameter) for parameter in reversed(self._fresh)]
-        _sum_in_place([own[0] for own in gradients])
+        _sum_in_place([replicas[0] for replicas in gradients])
         for replicas in gradients:
             copy_to_others(replicas[0], replicas)
 
@@ -177,7 +176,6 @@ class Trainer(mx.gluon.Trainer):
         super()._update(ignore_stale_grad)
 
     def _description(self, trained):
-        """Return the lines of text that must be equal on all ranks."""
         optimizer = self._optimizer
         step = (
             f"trainer {self._number}, {optimizer.num_update} updates before this step, "
@@ -207,11 +205,7 @@ def _digest(lines):
 
 
 def _sum_in_place(arrays):
-    """Sum each gradient over all ranks as soon as it is ready.
-
-    Raise MXNetError on all ranks if an array has an error on one rank, or if a rank
-    does not arrive within the timeout.
-    """
+    """Sum each gradient over all ranks as soon as it is ready."""
     from mpi4py import MPI
 
     sums = []

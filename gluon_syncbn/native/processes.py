@@ -1,4 +1,4 @@
-"""The processes of the program: their ranks, and how they connect over MPI and leave.
+"""The processes of the program: their ranks, how they connect, and how they leave.
 
 The native library sends the layers' messages over a communicator of mpi4py.
 """
@@ -36,14 +36,10 @@ _SIGNATURES = {
 
 
 class World:
-    """The connected processes; before `init` only this one.
-
-    Collectives of `comm`, a communicator of mpi4py, would wait for a missing rank
-    forever, so ranks first meet in an exchange, see ``distributed/collectives.py``.
-    """
+    """The connected processes; before `init` only this one."""
 
     def __init__(self, comm: Any = None, machines: Sequence = ("this one",)) -> None:
-        self.comm, self.size = comm, len(machines)
+        self.comm, self.size = comm, len(machines)  # comm is mpi4py's
         self.is_connected, self.has_left = comm is not None, False
         self.rank = 0 if comm is None else comm.rank
         own = machines[self.rank]
@@ -60,10 +56,9 @@ def world() -> World:
 
 def _leave_at_exit():
     load().gluon_syncbn_distributed_leave()
-    # Ends the layers' operators, which use the connection.
-    failures.give_up("the Python interpreter exits")
-    # mpi4py finalizes MPI after all exit handlers, and MPI_Finalize would occupy a
-    # processor while it waits for all ranks. So this call waits for them.
+    failures.give_up("the Python interpreter exits")  # no operator uses MPI after this
+    # mpi4py finalizes MPI after all exit handlers. MPI_Finalize would occupy a
+    # processor while it waits for all ranks, so this call waits for them first.
     load().gluon_syncbn_distributed_stop(failures.get_timeout())
 
 
@@ -245,13 +240,14 @@ def groups_of(k: int) -> list[list[int]]:
 
 # ---- MPI.
 
-# A communicator, the names of the ranks' machines, and MPI's latest request. All ranks
-# create these together. After a timeout another call of `init` awaits the same request.
+# A communicator, the names of the ranks' machines, and MPI's latest request. If a call
+# of `init` times out, the next call continues with them, because all ranks must make
+# the same requests.
 _connection: list = []
 
 
 def _connect(timeout):
-    """Return a communicator of mpi4py and the name of each rank's machine."""
+    """Return a communicator and the name of each rank's machine."""
     mpi = _import_mpi4py(timeout)
     number = mpi.COMM_WORLD.Get_size()
     for name in _SIZE_VARIABLES:
@@ -316,7 +312,7 @@ def _import_mpi4py(timeout):
 
 
 def _transport(comm):
-    """Return the address of a native transport over a communicator of mpi4py."""
+    """Return the address of a native transport over a communicator."""
     file = mpi_path()
     if not file.exists():
         raise RuntimeError(

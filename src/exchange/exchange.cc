@@ -27,21 +27,21 @@ std::string Key::Title() const {
   return Concat("SyncBatchNorm '", layer, "', ", phase == Phase::kForward ? "forward" : "backward");
 }
 
-// Here a rank is its index in `ranks`, and a subtree is as wide as a power of kArity.
+// Each level has subtrees of `width` ranks. kArity of them form a subtree of the next level.
 Position PositionOf(int rank, const std::vector<int>& ranks) {
-  const int size = static_cast<int>(ranks.size());
-  const int index =
-      static_cast<int>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
+  const int64_t size = static_cast<int64_t>(ranks.size());
+  const int64_t index = std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin();
   Position position;
   for (int64_t width = 1; width < size; width *= kArity, ++position.height) {
     const int64_t offset = index % (width * kArity);
     position.depth += offset >= width;
-    if (position.parent >= 0) continue;
-    if (offset > 0) position.parent = ranks[index - offset];
-    for (int64_t begin = index + width;
-         offset == 0 && begin < std::min<int64_t>(size, index + width * kArity); begin += width) {
-      const int64_t end = std::min<int64_t>(size, begin + width);
-      position.children.push_back({ranks[begin], static_cast<int>(end - begin)});
+    if (offset > 0) {
+      if (position.parent < 0) position.parent = ranks[index - offset];
+      continue;
+    }
+    const int64_t end = std::min(size, index + width * kArity);
+    for (int64_t child = index + width; child < end; child += width) {
+      position.children.push_back({ranks[child], static_cast<int>(std::min(width, size - child))});
     }
   }
   return position;
@@ -59,14 +59,13 @@ std::vector<Subtree> Exchange::Missing() const {
 Numbers Exchange::Reduce() {
   auto part = parts.begin();
   Numbers reduced = std::move(part->second.numbers);
-  const bool is_sum = signature.operation == Operation::kSum;
   while (++part != parts.end()) {
     const Numbers& higher = part->second.numbers;
-    if (higher.size() != reduced.size() || (!is_sum && higher.size() % 2 == 0)) {
+    if (higher.size() != reduced.size()) {
       throw Error(Concat(key.Title(), ": all devices and ranks must contribute ", reduced.size(),
-                         " numbers, an odd number for moments, got ", higher.size()));
+                         " numbers, got ", higher.size()));
     }
-    if (!is_sum) {
+    if (signature.operation == Operation::kMoments) {
       MergeMoments(higher, &reduced);
       continue;
     }

@@ -1,11 +1,10 @@
 // One exchange: all devices of a layer contribute numbers, and all receive the reduced numbers.
-// table.h defines how an exchange goes on and ends.
 //
-// The places of an exchange make a tree. Each rank has its devices as leaves, and reduces the parts
-// of its devices and child ranks in the order of ranks and devices. It sends the result to its
-// parent; the root answers to all. Up to 32 ranks are a star around the first one. More ranks are
-// stars of 32 neighbours each, whose first ranks are again such stars. So a subtree is an interval
-// of ranks, and a result never depends on the order of arrival.
+// The ranks form a tree, and each rank's devices are leaves of it. A rank reduces the numbers of
+// its devices and child ranks in the order of ranks and devices, and sends the result to its
+// parent. The root sends the total back. Up to 32 ranks are children of the first one. More ranks
+// form groups of 32 neighbours, and the first ranks of the groups form such a tree again. So a
+// subtree is an interval of ranks, and a result never depends on the order of arrival.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -24,7 +23,7 @@ namespace syncbn {
 
 using Numbers = std::vector<double>;
 
-enum class Phase : int32_t { kForward, kBackward, kCall };  // kCall: a named call of the program
+enum class Phase : int32_t { kForward, kBackward, kCall };  // kCall: a named sum without a layer
 
 // The numbers are the terms of sums, or moments: (count, mean[C], m2[C]).
 enum class Operation : int32_t { kSum, kMoments };
@@ -56,7 +55,7 @@ struct Signature {
   int64_t channels = 0;
   int64_t axis = 0;
   double epsilon = 0;
-  std::string text;  // describes a call, which has no other field
+  std::string text;  // a named sum has only this field
 };
 
 inline bool operator==(const Signature& a, const Signature& b) {
@@ -85,7 +84,7 @@ struct Subtree {
   int rank, size;
 };
 
-// The place of a rank in the tree over `ranks`, which contain it.
+// The position of a rank in the tree of `ranks`, which contain it.
 struct Position {
   int parent = -1;  // none at the root
   int depth = 0;    // the number of ranks above it
@@ -96,28 +95,28 @@ Position PositionOf(int rank, const std::vector<int>& ranks);
 
 struct Members;  // table.h
 
-// The state of an exchange on this rank. A Table's mutex guards it, except `over`.
+// The state of an exchange on this rank. The Table's mutex guards all fields except `over`.
 struct Exchange {
   Key key;
   Signature signature;
   std::vector<int> ranks;  // ascending; empty for this process alone
   Position position;
-  Place first;  // the first device here, or the first rank while no device has arrived
+  Place first;  // the first device, or the first child rank while no device has arrived
   std::map<Place, Part> parts;
-  Members* members = nullptr;  // null for a call of the program, or while no device is here
-  size_t devices = 0;          // how many must arrive here; 0 while none has
+  Members* members = nullptr;  // null for a named sum, or while no device has arrived
+  size_t devices = 0;          // how many must arrive; 0 while none has
   size_t arrived = 0;
   Time start;                  // the first device's arrival
-  std::optional<size_t> sent;  // how many numbers the parent has received
+  std::optional<size_t> sent;  // how many numbers this rank has sent to its parent
   std::atomic<bool> over{false};
   std::condition_variable changed;
   Numbers result;
   std::string error;  // empty if there is a result
 
   bool AllDevicesAreHere() const { return devices > 0 && arrived == devices; }
-  // Returns the children whose part is missing, or the parent if its answer is.
+  // Returns the children whose part is missing, or the parent if its answer is missing.
   std::vector<Subtree> Missing() const;
-  // Reduces the parts in their order, and clears them. Throws Error if they do not fit.
+  // Reduces the parts in their order, and clears them. Throws Error if their sizes differ.
   Numbers Reduce();
 };
 

@@ -1,4 +1,4 @@
-// The bytes are a mark and then one field after the other, texts and arrays after their lengths.
+// The bytes of a message are a mark, and then its fields. A text or an array follows its length.
 #include "exchange/message.h"
 
 #include <algorithm>
@@ -13,7 +13,13 @@ namespace syncbn {
 namespace {
 
 constexpr uint64_t kMark = 0x53424e38;            // change it with the format
-constexpr int64_t kMostCalls = int64_t{1} << 53;  // the most repeats as well
+constexpr int64_t kMostCalls = int64_t{1} << 53;  // also limits repeats
+
+[[noreturn]] void Refuse() {
+  throw Error(
+      "all processes must run one version of gluon_syncbn, got a message that this version never "
+      "sends. Install the same version for all processes.");
+}
 
 // Calls `visit` for each field of a message, in the order of their bytes.
 template <typename AnyMessage, typename Visit>
@@ -53,7 +59,7 @@ void Write(const Field& field, Bytes* to) {
   }
 }
 
-// Reads fields one after the other, never past the end.
+// Reads one field after the other, never past the end.
 struct Reader {
   template <typename Field>
   void Read(Field* field) {
@@ -101,12 +107,6 @@ bool IsChild(int from, int rank, const std::vector<int>& ranks) {
 }
 
 }  // namespace
-
-void Refuse() {
-  throw Error(
-      "all processes must run one version of gluon_syncbn, got a message of another "
-      "version. Install the same version for all processes.");
-}
 
 Bytes Encode(const Message& message) {
   Bytes bytes;

@@ -1,6 +1,6 @@
 // The messages between processes, their bytes, and all checks of received messages. All processes
-// run one build on one kind of machine, so bytes are copied from memory. The first eight bytes
-// reveal another format.
+// run one build on one kind of machine, so numbers are sent as they are in memory. The first eight
+// bytes identify the format.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -12,10 +12,10 @@
 namespace syncbn {
 
 enum class MessageKind : int32_t {
-  kPart,    // the parent receives key, signature, ranks, and the numbers of a subtree
-  kResult,  // a child rank receives key and the reduced numbers
-  kFail,    // all ranks receive the text of the sender's failure
-  kLeave,   // all ranks learn that the sender sends nothing more, because its program ends
+  kPart,    // the parent gets key, signature, ranks, and the numbers of the sender's subtree
+  kResult,  // a child rank gets key and the reduced numbers
+  kFail,    // all ranks get the text of the sender's failure
+  kLeave,   // all ranks get it last, because the sender's program ends
 };
 
 struct Message {
@@ -27,9 +27,6 @@ struct Message {
   std::string text{};
 };
 
-// Throws Error for a message that no process of this version sends.
-[[noreturn]] void Refuse();
-
 Bytes Encode(const Message& message);
 
 // Returns the message that rank `from` of `size` has sent to `rank`. A part without ranks gets all
@@ -38,7 +35,7 @@ Message Decode(const Bytes& bytes, int from, int rank, int size);
 
 // Throws Error for a second part of `from` and for a part after the reduction.
 void CheckPart(const Exchange& exchange, int from);
-// Throws Error for a result that is not the parent's answer. A null exchange waits for no result.
+// Throws Error for a result that is not the parent's answer. No exchange is pending if it is null.
 void CheckResult(const Exchange* exchange, int from, const Message& result);
 
 }  // namespace syncbn

@@ -28,7 +28,7 @@ void Check(int code, const char* function) {
   throw Error(Concat(function, " failed: ", std::string(text, length)));
 }
 
-// Waits until stderr, a pipe of the launcher, is read: MPICH's loses unread output at MPI_Abort.
+// Waits until the launcher has read stderr, because MPICH's drops unread output at MPI_Abort.
 void AwaitReader() {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(2);
   for (int unread = 0; ioctl(STDERR_FILENO, FIONREAD, &unread) == 0 && unread > 0;) {
@@ -37,7 +37,7 @@ void AwaitReader() {
   }
 }
 
-// An MPI_Comm_delete_attr_function, called by MPI_Finalize, which never ends if a rank hangs.
+// MPI_Finalize calls this function before it waits for all ranks, which would hang with a rank.
 int CallClosing(MPI_Comm, int, void* closing, void*) noexcept {
   bool all_end = false;
   CatchAll([&] { all_end = (*static_cast<std::function<bool()>*>(closing))(); });

@@ -1,6 +1,5 @@
 #include "exchange/peers.h"
 
-#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -9,28 +8,16 @@
 namespace syncbn {
 
 std::vector<int> Peers::RanksOf(const std::vector<int>& group, const Key& key) const {
-  if (group.size() == 1) return {};
-  if (!transport_ && !group.empty()) {
-    throw Error(Concat(key.Title(), ": its group has ", group.size(), " ranks, which must be ",
-                       "connected. Call gluon_syncbn.distributed.init() first."));
-  }
-  if (size() == 1) return {};
+  if (group.size() == 1 || size() == 1) return {};
   if (is_forked_) {
     throw Error(
         Concat(key.Title(), ": called in a process that was forked from rank ", rank(),
                ". Only the process that called gluon_syncbn.distributed.init() synchronizes."));
   }
-  if (group.empty()) {
-    std::vector<int> all(static_cast<size_t>(size()));
-    std::iota(all.begin(), all.end(), 0);
-    return all;
-  }
-  if (!std::binary_search(group.begin(), group.end(), rank()) || group.back() >= size()) {
-    throw Error(Concat(key.Title(), ": its group must hold rank ", rank(), " and ranks below ",
-                       size(), " only, got ranks up to ", group.back(),
-                       ". Call gluon_syncbn.revert_sync_batchnorm before a net is exported."));
-  }
-  return group;
+  if (!group.empty()) return group;
+  std::vector<int> all(static_cast<size_t>(size()));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
 }
 
 bool Peers::Receive(int* from, Message* message) {
@@ -52,7 +39,7 @@ void Peers::Send(int to, const Message& message) {
 
 void Peers::Broadcast(const Message& message) {
   for (int to = 0; to < size(); ++to) {
-    // A rank that has left waits only for the announcements that others leave.
+    // A rank that has left only waits until the others leave.
     if (to == rank() || (HasLeft(to) && message.kind != MessageKind::kLeave)) continue;
     try {
       Send(to, message);

@@ -1,4 +1,4 @@
-// A text has the exchange, who has arrived, who has not, and what to type.
+// Each text names the exchange, who has arrived, who is missing, and what to type.
 #include "exchange/report.h"
 
 #include <algorithm>
@@ -97,11 +97,6 @@ std::string TooManyDevicesReport(const std::string& layer, const Device& device,
 std::string EarlierFailureReport(const Key& key, const Device& device, const std::string& failure) {
   return Concat(key.Title(), ": ", device.type.empty() ? "" : device.Name() + " ",
                 "stopped because of an earlier error: ", failure);
-}
-
-std::string EndReport(const Key& key, const std::string& failure) {
-  const std::string title = key.Title();
-  return failure.compare(0, title.size(), title) == 0 ? failure : Concat(title, ": ", failure);
 }
 
 }  // namespace syncbn

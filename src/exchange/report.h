@@ -9,7 +9,7 @@
 
 namespace syncbn {
 
-// The error of a wait for devices of this process; `known` are devices that could have arrived.
+// The error of a wait for devices of this process. `known` are the devices of the layer.
 std::string DevicesMissingReport(const Exchange& exchange, int rank, const std::set<Device>& known,
                                  double seconds, const std::string& where);
 
@@ -17,7 +17,7 @@ std::string DevicesMissingReport(const Exchange& exchange, int rank, const std::
 std::string RanksMissingReport(const Exchange& exchange, int rank, const std::map<int, Key>& latest,
                                double seconds, const std::string& where);
 
-// The terms of a contribution, which must be equal at all places.
+// Who contributes, and the values that must be equal at all places.
 struct Terms {
   Place place;
   const Signature& signature;
@@ -30,10 +30,7 @@ std::string DisagreementReport(const Key& key, const Terms& a, const Terms& b);
 std::string TooManyDevicesReport(const std::string& layer, const Device& device,
                                  const std::set<Device>& others, size_t size);
 
-// The error of a contribution after a failure. A call of the program has no device.
+// The error of a contribution after a failure. A named sum has no device.
 std::string EarlierFailureReport(const Key& key, const Device& device, const std::string& failure);
-
-// The error of an exchange that a failure has ended: the failure itself if it began here.
-std::string EndReport(const Key& key, const std::string& failure);
 
 }  // namespace syncbn

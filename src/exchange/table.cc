@@ -1,5 +1,5 @@
-// The functions follow an exchange: devices arrive and wait, parts of other ranks arrive, and all
-// are reduced. Failures and the end of the program follow.
+// The functions are in the order of an exchange: devices arrive and wait, parts of other ranks
+// arrive, and all parts are reduced. Failures and the end of the program follow.
 #include "exchange/table.h"
 
 #include <pthread.h>
@@ -41,7 +41,7 @@ Numbers Table::Contribute(const Contribution& own, Ticket* ticket) {
     }
   }
   if (!exchange.error.empty()) throw Error(exchange.error);
-  // A large message makes progress only while this thread polls.
+  // MPI sends a large message only while this thread polls.
   if (carries) {
     ServeUntil(&lock, ToSeconds(waiting.deadline - Clock::now()), [&] { return !peers_.Busy(); });
   }
@@ -71,7 +71,7 @@ Waiting Table::Arrive(const Contribution& own, Ticket* ticket, Time now) {
   size_t devices = own.devices;
   try {
     if (members == nullptr) {
-      key.call = CallsOf(key).next++;
+      key.call = NextCall(key)++;
     } else {
       if (is_old) {
         throw Error(TooManyDevicesReport(members->layer, own.device, members->devices, devices));
@@ -83,9 +83,7 @@ Waiting Table::Arrive(const Contribution& own, Ticket* ticket, Time now) {
     }
     const Place place{peers_.rank(), own.device};
     const Shared exchange = Find(key, {place, own.signature, ranks, devices});
-    if (exchange->sent || !exchange->parts.emplace(place, Part{own.numbers, own.shape}).second) {
-      throw Error(Concat(key.Title(), ": ", own.device.Name(), " arrived twice in one call"));
-    }
+    exchange->parts[place] = {own.numbers, own.shape};
     if (++exchange->arrived == 1) {
       exchange->members = members;
       exchange->devices = devices;
@@ -93,9 +91,6 @@ Waiting Table::Arrive(const Contribution& own, Ticket* ticket, Time now) {
       exchange->start = now;
     }
     const bool is_last = exchange->AllDevicesAreHere();
-    if (is_last && !key.is_local && own.phase != Phase::kBackward) {
-      CallsOf(key).latest = exchange;
-    }
     Advance(exchange);
     return {exchange, expected, is_last, now, now + ToDuration(own.timeout_seconds)};
   } catch (const Error& error) {
@@ -136,16 +131,18 @@ Ticket Table::Enter(const Contribution& own, const Key& key) {
       return {pending.call, members.generation, participants};
     }
   }
-  return {CallsOf(key).next++, members.generation, participants};
+  return {NextCall(key)++, members.generation, participants};
 }
 
-// Returns the exchange of this key. Throws Error if it began with other terms.
+// Returns the exchange of this key. Throws Error if it began with other terms, or is over.
 Table::Shared Table::Find(const Key& key, const Terms& terms) {
   const auto found = exchanges_.find(key);
-  const bool is_new = found == exchanges_.end();
-  const bool is_over =
-      is_new && terms.devices == 0 && key.phase != Phase::kBackward && key.call < CallsOf(key).next;
-  if (is_new && !is_over) {
+  if (found == exchanges_.end()) {
+    if (terms.devices == 0 && key.phase != Phase::kBackward && key.call < NextCall(key)) {
+      throw Error(Concat(key.Title(), ": rank ", terms.place.rank, " synchronizes ranks ",
+                         JoinNumbers(terms.ranks), ", but rank ", peers_.rank(),
+                         " has completed this call without it. Use equal groups on all ranks."));
+    }
     const auto exchange = std::make_shared<Exchange>();
     exchange->key = key;
     exchange->signature = terms.signature;
@@ -154,11 +151,10 @@ Table::Shared Table::Find(const Key& key, const Terms& terms) {
     if (!terms.ranks.empty()) exchange->position = PositionOf(peers_.rank(), terms.ranks);
     return exchanges_[key] = exchange;
   }
-  const Shared& exchange = is_over ? CallsOf(key).latest : found->second;
+  const Shared& exchange = found->second;
   const bool same_devices =
       terms.devices == 0 || exchange->devices == 0 || exchange->devices == terms.devices;
   if (exchange->signature == terms.signature && exchange->ranks == terms.ranks && same_devices) {
-    if (is_over) Refuse();
     return exchange;
   }
   throw Error(DisagreementReport(
@@ -169,7 +165,7 @@ Table::Shared Table::Find(const Key& key, const Terms& terms) {
 bool Table::IsOver(Lock* lock, const Waiting& waiting, Time now) {
   const Exchange& exchange = *waiting.exchange;
   const auto is_late = [&](Time deadline) {
-    // The last device waits for other ranks, and the others wait for that one.
+    // If all devices have arrived, only the last one waits for other ranks.
     const bool waits = waiting.is_last || !exchange.AllDevicesAreHere();
     return !exchange.over && waits && now >= deadline && now >= deadline + Patience(exchange);
   };
@@ -191,7 +187,7 @@ bool Table::IsOver(Lock* lock, const Waiting& waiting, Time now) {
   return true;
 }
 
-// A rank waits longer if another rank can name who is missing.
+// Returns how much longer a rank waits if another rank can name who is missing.
 Duration Table::Patience(const Exchange& exchange) const {
   const Position& position = exchange.position;
   if (exchange.sent) return std::chrono::seconds(position.height + position.depth - 1);
@@ -259,7 +255,7 @@ void Table::Handle(int from, Message message) {
   Finish(found->second, std::move(message.numbers));
 }
 
-// Reduces and sends the result on if all parts are here.
+// Reduces the parts if all are here. Then ends the exchange, or sends the result to the parent.
 void Table::Advance(const Shared& exchange) {
   const Position& position = exchange->position;
   const size_t awaited = exchange->devices + position.children.size();
@@ -293,7 +289,10 @@ template <typename Predicate>
 void Table::EndWhere(const std::string& reason, const Predicate& ends) {
   const std::map<Key, Shared> exchanges = exchanges_;
   for (const auto& [key, exchange] : exchanges) {
-    if (ends(*exchange)) End(exchange, EndReport(key, reason));
+    if (!ends(*exchange)) continue;
+    const std::string title = key.Title();
+    const bool has_title = reason.compare(0, title.size(), title) == 0;
+    End(exchange, has_title ? reason : Concat(title, ": ", reason));
   }
 }
 
@@ -351,12 +350,11 @@ double Table::WaitSeconds(const Members& members, const Device& device) {
 
 double Table::LongestWait() {
   Lock lock(mutex_);
-  const Time now = Clock::now();
-  Time oldest = now;
-  for (const auto& entry : exchanges_) {
-    if (entry.second->arrived > 0) oldest = std::min(oldest, entry.second->start);
+  Duration longest{};
+  for (const auto& [key, exchange] : exchanges_) {
+    if (exchange->arrived > 0) longest = std::max(longest, Clock::now() - exchange->start);
   }
-  return failure_.empty() ? ToSeconds(now - oldest) : 0;
+  return failure_.empty() ? ToSeconds(longest) : 0;
 }
 
 // ---- the other processes -----------------------------------------------------------------------

@@ -10,8 +10,6 @@
 // * A rank that leaves sends a message, and exchanges that need it end immediately.
 // * A net may move: if a new device calls a layer that has all its devices, and none of them waits,
 //   the layer forgets them. If a forgotten device calls again, that is an error.
-//
-// No extra thread receives messages: waiting threads do.
 #pragma once
 #include <atomic>
 #include <map>
@@ -28,7 +26,7 @@
 
 namespace syncbn {
 
-// The devices that take part in a call; null for all devices of the layer.
+// The devices that take part in a forward call; null for all devices of the layer.
 using Participants = std::shared_ptr<const std::set<Device>>;
 
 // A forward call of a device. Its backward calls need it.
@@ -51,7 +49,7 @@ struct Members {
     ++generation;
   }
 
-  const std::string layer;    // its name
+  const std::string layer;
   std::set<Device> devices;   // devices that have called the layer
   std::set<Device> former;    // devices that called it before the net moved
   Participants participants;  // the devices of the next forward calls
@@ -64,20 +62,20 @@ struct Members {
 // A device's contribution to an exchange.
 struct Contribution {
   Phase phase = Phase::kForward;
-  Members* members = nullptr;  // null for a named call of the program
+  Members* members = nullptr;  // null for a named sum
   Device device{};
   std::vector<int64_t> shape{};
   int64_t repeat = 0;
   Signature signature{};
   Numbers numbers{};
   size_t devices = 1;  // the number of devices in this process, unless the ticket lists them
-  const std::set<Device>* expected = nullptr;  // these devices for errors, if they are known
+  const std::set<Device>* expected = nullptr;  // the devices, if they are known; only for errors
   std::vector<int> ranks{};                    // ascending; empty for all, unlike Exchange::ranks
   std::string shared_name{};                   // becomes Key::layer
   double timeout_seconds = 0;
 };
 
-// A device that waits in an exchange.
+// A device's wait in an exchange.
 struct Waiting {
   std::shared_ptr<Exchange> exchange;
   const std::set<Device>* expected;
@@ -92,8 +90,8 @@ class Table {
   // The process's table is never destroyed, because operators may outlive static objects.
   static Table& Get();
 
-  // Waits for all contributions and returns the reduced numbers. A forward call fills in the ticket
-  // for its backward calls. Throws Error.
+  // Waits for all contributions and returns the reduced numbers. A forward call sets the ticket for
+  // its backward calls. Throws Error.
   Numbers Contribute(const Contribution& own, Ticket* ticket);
 
   // Sets the devices of the next forward calls; none means all. No call may be pending.
@@ -107,7 +105,7 @@ class Table {
   double LongestWait();
 
   // Fails all exchanges with this text until Reset. A no-op without layers and other ranks. Other
-  // ranks receive the text if an exchange with them has begun, or if `tell_ranks`.
+  // ranks receive the text if a device here waits for them, or if `tell_ranks`.
   void Fail(const std::string& text, bool tell_ranks);
   // Returns the text of the failure, or an empty one.
   std::string Failure();
@@ -134,13 +132,9 @@ class Table {
  private:
   using Shared = std::shared_ptr<Exchange>;
 
-  // Numbers the calls of one layer or name. All local calls are numbered together.
-  struct Calls {
-    int64_t next = 0;
-    Shared latest;  // the latest exchange for which all devices here have arrived
-  };
-  Calls& CallsOf(const Key& key) {
-    return calls_[{key.is_local, key.is_local ? "" : key.layer, key.phase, 0, 0}];
+  // Returns the number of the next call of a layer or name. All local calls are numbered together.
+  int64_t& NextCall(const Key& key) {
+    return next_calls_[{key.is_local, key.is_local ? "" : key.layer, key.phase, 0, 0}];
   }
 
   Ticket Enter(const Contribution& own, const Key& key);
@@ -160,7 +154,7 @@ class Table {
   template <typename Predicate>
   void ServeUntil(Lock* lock, double seconds, const Predicate& over);
 
-  std::map<Key, Calls> calls_;
+  std::map<Key, int64_t> next_calls_;
   std::map<int, Key> latest_;  // the key of each rank's latest part
   std::string failure_;
   bool failed_for_good_ = false;

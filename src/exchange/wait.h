@@ -15,8 +15,8 @@ using Clock = std::chrono::steady_clock;
 using Time = Clock::time_point;
 using Duration = Clock::duration;
 
-// A negative number or NaN becomes zero. More than 31 years, or infinity, becomes 31 years.
-// The clock counts to 292 years, so no sum of a time and a timeout overflows.
+// Limits seconds to 0 (also for NaN) and 31 years. The clock counts to 292 years, so no sum of a
+// time and a timeout overflows.
 inline Duration ToDuration(double seconds) {
   const std::chrono::duration<double> bounded(std::max(0.0, std::min(seconds, 1e9)));
   return std::chrono::duration_cast<Duration>(bounded);
@@ -26,10 +26,10 @@ inline double ToSeconds(Duration duration) {
   return std::chrono::duration<double>(duration).count();
 }
 
-// Pauses of a waiting thread, which first stays awake: waking up takes longer than an exchange.
+// Pauses of a waiting thread. At first it stays awake, because waking up is slower than exchanges.
 class Pause {
  public:
-  // A thread that `carries` messages polls for them between its pauses, which stay short.
+  // A thread that `carries` messages polls for them between its pauses, so these are short.
   explicit Pause(bool carries) : carries_(carries) {}
   ~Pause() {
     if (slack_ > 0) prctl(PR_SET_TIMERSLACK, slack_);
@@ -39,15 +39,16 @@ class Pause {
   void Restart() { start_ = Clock::now(); }
 
   // Releases the mutex for one pause, which ends early at a `deadline` in the future, or when
-  // `changed` is notified of `over`. Returns how long the process was stopped (Ctrl-Z, a debugger,
-  // a suspended job). The caller extends its deadline by that time.
+  // `changed` is notified of `over`. If the pause ends more than a second late, the process was
+  // stopped (Ctrl-Z, a debugger, a suspended job). Then returns this time, by which the caller
+  // extends its deadline.
   Duration operator()(std::unique_lock<std::mutex>* lock, const std::atomic<bool>& over,
                       std::condition_variable* changed, Time deadline) {
     const Time now = Clock::now();
     const Duration waited = now - start_;
     if (waited < (carries_ ? Duration(kAwakeForMessages) : Duration(kAwake))) {
       lock->unlock();
-      std::this_thread::yield();  // another thread may need this processor before it can arrive
+      std::this_thread::yield();  // a thread that has not arrived may need this processor
       while (!carries_ && !over && Clock::now() < start_ + kAwake) std::this_thread::yield();
       lock->lock();
       return {};
@@ -71,7 +72,7 @@ class Pause {
     prctl(PR_SET_TIMERSLACK, 1);
   }
 
-  // Devices or processes of one machine that arrive together wait for a shorter time.
+  // Devices, or processes of one machine, that arrive together wait for a shorter time.
   static constexpr std::chrono::microseconds kAwake{50}, kAwakeForMessages{200};
   static constexpr std::chrono::seconds kSleep{1};
   static constexpr std::chrono::microseconds kSleepForMessages{500};

@@ -1,5 +1,5 @@
-// Tables that are the ranks of one program, and the messages between them. Each device of a rank is
-// a thread, or one thread runs all ranks in simulated time.
+// Tables that are the ranks of one program, and the messages between them. Each device of a rank
+// has a thread, or one thread runs all ranks in simulated time.
 #pragma once
 #include <algorithm>
 #include <deque>
@@ -22,20 +22,6 @@ struct Network {
     queues.at(static_cast<size_t>(to)).emplace_back(from, std::move(message));
   }
 
-  // Messages from one rank to another arrive in order. With random numbers, all other orders are
-  // possible, and some messages are late.
-  bool Receive(int to, int* from, syncbn::Bytes* message) {
-    std::lock_guard<std::mutex> lock(mutex);
-    auto& queue = queues.at(static_cast<size_t>(to));
-    if (queue.empty() || (random != nullptr && (*random)() % 8 == 0)) return false;
-    *from = queue[random == nullptr ? 0 : (*random)() % queue.size()].first;
-    const auto next = std::find_if(queue.begin(), queue.end(),
-                                   [&](const auto& entry) { return entry.first == *from; });
-    *message = std::move(next->second);
-    queue.erase(next);
-    return true;
-  }
-
   std::mutex mutex;
   std::mt19937* random = nullptr;
   std::vector<std::deque<std::pair<int, syncbn::Bytes>>> queues;  // one for each receiver
@@ -50,8 +36,19 @@ class LocalTransport : public syncbn::Transport {
   void Send(int to, syncbn::Bytes message) override {
     network_->Send(rank_, to, std::move(message));
   }
+  // Messages from one rank to another arrive in order. With random numbers, all other orders are
+  // possible, and some messages are late.
   bool Receive(int* from, syncbn::Bytes* message) override {
-    return network_->Receive(rank_, from, message);
+    std::lock_guard<std::mutex> lock(network_->mutex);
+    auto& queue = network_->queues.at(static_cast<size_t>(rank_));
+    std::mt19937* const random = network_->random;
+    if (queue.empty() || (random != nullptr && (*random)() % 8 == 0)) return false;
+    *from = queue[random == nullptr ? 0 : (*random)() % queue.size()].first;
+    const auto next = std::find_if(queue.begin(), queue.end(),
+                                   [&](const auto& entry) { return entry.first == *from; });
+    *message = std::move(next->second);
+    queue.erase(next);
+    return true;
   }
   bool Busy() const override { return false; }
   void Close() override {}

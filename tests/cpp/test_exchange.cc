@@ -14,7 +14,6 @@ namespace {
 
 using syncbn::Contribution;
 using syncbn::Device;
-using syncbn::Members;
 using syncbn::Numbers;
 using syncbn::Phase;
 using syncbn::Ticket;
@@ -25,8 +24,8 @@ Device Cpu(int id) { return {"cpu", id}; }
 
 // ---- threads -----------------------------------------------------------------------------------
 
-// Each device of each layer and rank is a thread, which is late now and then. The net moves, and is
-// reset once. Ids above 9 would have another order as texts. Then rank 0 fails, and all waits end.
+// Each device of each layer and rank has a thread, which is late now and then. The net moves to ids
+// that have another order as texts, and is reset once. Then rank 0 fails, and all waits end.
 void Train(int ranks, int size) {
   constexpr int kLayers = 2;
   // Each step waits for the slowest thread, which takes long beside other busy programs.
@@ -148,7 +147,7 @@ TEST(ContributionsThatDoNotFitTogether) {
 
 // ---- other devices than before -----------------------------------------------------------------
 
-// A device calls that the caller does not expect, as after a graph was moved.
+// The caller expects other devices, as if a net had moved without its graph.
 TEST(AnotherDeviceThanExpected) {
   OneRank rank(2);
   Contribution own = rank.Of(2);

@@ -1,4 +1,4 @@
-"""Beginning and end of processes: forks, work in flight, MPI's end, in every order."""
+"""Processes that begin, fork, leave and end, in any order and with pending work."""
 
 import pytest
 from support.mpi import finish, needs_mpi, run_ranks, start
@@ -25,7 +25,7 @@ def error_of_a_step():
 
 PROGRAMS = {
     "exit with a step in flight": "push_step(); print('done', flush=True); sys.exit(0)",
-    # Rank 0 waits: a launcher ends all ranks if one ends before MPI_Finalize.
+    # Rank 0 waits, because a launcher ends all ranks if one ends without MPI_Finalize.
     "exit long before another": """
 push_step()
 mx.nd.waitall()
@@ -109,32 +109,8 @@ if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
     run_ranks(2, program, init="")
 
 
-def test_a_rank_that_is_stopped_ends_with_the_others():
-    """The rank stops between the exchange in which ranks meet and MPI's collective."""
-    program = """
-import signal
-from gluon_syncbn.distributed import collectives
-
-def stop(*arguments):
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-push_step()
-mx.nd.waitall()
-gluon_syncbn.set_timeout(2)
-if rank == 1:
-    collectives.collectives = stop
-text = error_of(distributed.broadcast_parameters, layers[0])
-assert 'within 2 s' in text, text
-print('told', flush=True)
-"""
-    process = start(2, STEP + program)
-    output = finish(process)
-    assert process.returncode != 0 and "told" in output, output
-    assert "because one of them hangs after a failure" in output, output
-
-
 def test_ctrl_c_ends_a_wait_for_gradients():
-    """Rank 1 does not send its gradients, and sees why rank 0 has ended the step."""
+    """Rank 1 does not send its gradients, and gets rank 0's error."""
     program = """
 import signal, threading
 from gluon_syncbn.distributed import training
@@ -156,12 +132,7 @@ if rank == 1:
 else:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
-    try:
-        trainer.step(1)
-    except KeyboardInterrupt:
-        pass
-    else:
-        raise AssertionError('no interrupt')
+    assert error_of(trainer.step, 1) == 'KeyboardInterrupt()'
 """
     run_ranks(2, program)
 
