@@ -7,7 +7,7 @@ and so do all references to it (attributes, containers, hooks, shared heads).
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Callable, Iterable, Iterator, Sequence
+from typing import Callable, Iterator, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -117,7 +117,7 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
 
     `net` is returned. Afterwards you can export it, and run it where gluon_syncbn is
     not installed. Layers that were created as SyncBatchNorm, and MXNet's contrib
-    layers, become :class:`nn.BatchNorm`, followed by their activation if they have one.
+    layers, become :class:`nn.BatchNorm`, or a subclass that applies their activation.
     A subclass that defines more than ``__init__`` is not converted.
 
     Raises
@@ -138,7 +138,7 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
     found = _norms_to_change(net)
     norms = [n for n in found if isinstance(n.layer, (SyncBatchNorm, CONTRIB))]
     norms = [norm for norm in norms if not finding.own_methods(norm.layer)]
-    # A frozen node is already MXNet's own.
+    # A frozen node is MXNet's operator, and its mask is applied outside of it.
     masked = [norm.name for norm in norms if norm.is_masked and not norm.is_frozen()]
     if masked:
         raise ValueError(
@@ -212,7 +212,7 @@ def freeze_statistics(net: mx.gluon.Block, frozen: bool = True) -> mx.gluon.Bloc
 
 
 def convert(net: mx.gluon.Block, settings: Settings) -> list[Norm]:
-    """Convert a net and return all its batch normalizations."""
+    """Convert a net and return its batch normalizations."""
     norms = _norms_to_change(net)
     _synchronize([norm for norm in norms if not norm.reason], settings)
     remaining = [norm for norm in norms if norm.reason]
@@ -223,10 +223,7 @@ def convert(net: mx.gluon.Block, settings: Settings) -> list[Norm]:
 
 @contextmanager
 def synchronized(net: mx.gluon.Block) -> Iterator[list[Norm]]:
-    """Convert a net for a ``with`` block; yield the norms that train their statistics.
-
-    Frozen layers and SyncBatchNorm layers do not change.
-    """
+    """Convert a net for a ``with`` block; yield the norms that are not frozen."""
     norms = [norm for norm in _norms_to_change(net) if not norm.is_frozen()]
     plain = [n for n in norms if not (n.reason or isinstance(n.layer, SyncBatchNorm))]
     saved = [(n.layer, type(n.layer), dict(vars(n.layer))) for n in plain]
@@ -236,7 +233,7 @@ def synchronized(net: mx.gluon.Block) -> Iterator[list[Norm]]:
     finally:
         for layer, cls, attributes in saved:
             if isinstance(layer, SyncBatchNorm):
-                layer._sync.keep(False)
+                layer._sync.kept.discard(layer._sync)
                 layer._sync.release()
             layer.__class__ = cls
             vars(layer).clear()
@@ -271,30 +268,28 @@ def _check(norm, settings):
     check_int(f"axis{where}", made_with.get("axis", 1), minimum=-5, maximum=4)
     if norm.block is not None or isinstance(norm.layer, SyncBatchNorm):
         ranks_of(settings.group, norm.name)
-    if norm.block is not None:
-        if not settings.num_devices and not contexts_of(norm.layer.running_mean):
-            raise ValueError(
-                f"num_devices must be given for {norm.name}, because its SymbolBlock "
-                "is not initialized. Call net.initialize(ctx=...) first, or pass "
-                "num_devices."
-            )
+    is_known = settings.num_devices or contexts_of(norm.layer.running_mean)
+    if norm.block is not None and not is_known:
+        raise ValueError(
+            f"num_devices must be given for {norm.name}, because its SymbolBlock is "
+            "not initialized. Call net.initialize(ctx=...) first, or pass num_devices."
+        )
 
 
-def _remake_graphs(norms: Iterable[Norm]) -> None:
-    norms = list(norms)
+def _remake_graphs(norms):
     for block in {norm.block: None for norm in norms if norm.block is not None}:
         finding.remake_graph(block)
     forget_graphs_with([norm.layer.running_mean for norm in norms])
 
 
 def _convert_layer(norm, settings):
-    """Convert a layer; return True if its graphs must be remade."""
+    """Convert a layer; return True if graphs with the layer must be remade."""
     layer = norm.layer
     _set_fixed_gamma(layer)
     settings = settings._replace(**_activation_of(layer))
     if isinstance(layer, SyncBatchNorm):
         sync = layer._sync
-        # A node may share its state with the block from which it was exported.
+        # A node needs a new key if the block that it was exported from still exists.
         if norm.block is None and sync.name == norm.name:
             sync.settings = settings
             sync.update(layer.contexts(), settings_of(layer), restarts=True)
@@ -338,14 +333,14 @@ def _revert_layer(layer):
 
 
 def _drop_special_settings(block):
-    """Drop settings that only one class has; the axis of MXNet's contrib layer is 1."""
+    """Keep the settings of nn.BatchNorm; the axis of MXNet's contrib layer is 1."""
     names = "axis", "eps", "momentum", "fix_gamma", "use_global_stats"
     settings = {"axis": 1, **settings_of(block)}
     set_settings(block, {name: settings[name] for name in names})
 
 
 def _set_fixed_gamma(block):
-    """Set an unused gamma to 1, as training in MXNet does; other programs read it."""
+    """Set an unused gamma to 1, because programs that load it may use it."""
     if settings_of(block)["fix_gamma"]:
         with autograd.pause():
             for data in data_of(block.gamma):
