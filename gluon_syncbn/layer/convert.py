@@ -147,7 +147,7 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
         )
     for norm in norms:
         if not norm.is_masked:
-            _revert_layer(norm.layer)
+            _revert_layer(norm)
     _remake_graphs(norms)
     for act in after_reverting:
         act(net)
@@ -299,7 +299,10 @@ def _convert_layer(norm, settings):
         original = type(layer), settings_of(layer)
         if isinstance(layer, (ActivatedBatchNorm, CONTRIB)):
             original = nn.BatchNorm, {}
-        _drop_special_settings(layer)
+        # nn.BatchNorm has only these. The axis of MXNet's contrib layer is 1.
+        names = "axis", "eps", "momentum", "fix_gamma", "use_global_stats"
+        kept = {"axis": 1, **settings_of(layer)}
+        set_settings(layer, {name: kept[name] for name in names})
         layer.__class__ = SyncBatchNorm
     layer._sync = Synchronization(norm.name, settings, original)
     return True
@@ -316,27 +319,19 @@ def _activation_of(layer):
     return {"activation": settings.activation, "slope": settings.slope}
 
 
-def _revert_layer(layer):
+def _revert_layer(norm):
+    layer = norm.layer
+    if isinstance(layer, CONTRIB):
+        _convert_layer(norm, Settings())
     _set_fixed_gamma(layer)
-    original, settings = nn.BatchNorm, {}
-    if isinstance(layer, SyncBatchNorm):
-        sync = vars(layer).pop("_sync")
-        sync.release()
-        original, settings = sync.original
-        if original is nn.BatchNorm and sync.settings.activation is not None:
-            original, layer._activation_settings = ActivatedBatchNorm, sync.settings
-    else:
-        _drop_special_settings(layer)
+    sync = vars(layer).pop("_sync")
+    sync.release()
+    original, settings = sync.original
+    if original is nn.BatchNorm and sync.settings.activation is not None:
+        original, layer._activation_settings = ActivatedBatchNorm, sync.settings
     # Settings that the program has changed stay; GluonCV freezes statistics this way.
     set_settings(layer, {**settings, **settings_of(layer)})
     layer.__class__ = original
-
-
-def _drop_special_settings(block):
-    """Keep the settings of nn.BatchNorm; the axis of MXNet's contrib layer is 1."""
-    names = "axis", "eps", "momentum", "fix_gamma", "use_global_stats"
-    settings = {"axis": 1, **settings_of(block)}
-    set_settings(block, {name: settings[name] for name in names})
 
 
 def _set_fixed_gamma(block):

@@ -94,14 +94,6 @@ def test_finite_shards_of_a_batch_that_is_not_finite(devices):
     gluon_syncbn.recover()
 
 
-def test_raise_in_a_parallel_net(devices):
-    net = make_parallel(nn.BatchNorm(), devices.contexts, nonfinite="raise")
-    net.initialize()
-    with pytest.raises(mx.MXNetError, match=r"channel 1.*cpu\(\d\)"):
-        with autograd.record():
-            net(nd.array(spoiled(np.nan, 0))).wait_to_read()
-
-
 ONE_VALUE = """
 import gluon_syncbn, mxnet as mx
 from support.nd import nd
