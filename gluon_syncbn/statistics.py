@@ -280,7 +280,6 @@ def _equally_many(batches):
 
 
 def _running_values(moments):
-    """Return {parameter: new value}."""
     values = {}
     for (running_mean, running_var), (is_unbiased, size, mean, m2) in moments.items():
         var = m2 / max(1, size - is_unbiased)  # m2 is 0 if size is 1

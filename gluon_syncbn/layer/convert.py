@@ -212,7 +212,6 @@ def freeze_statistics(net: mx.gluon.Block, frozen: bool = True) -> mx.gluon.Bloc
 
 
 def convert(net: mx.gluon.Block, settings: Settings) -> list[Norm]:
-    """Convert a net and return its batch normalizations."""
     norms = _norms_to_change(net)
     _synchronize([norm for norm in norms if not norm.reason], settings)
     remaining = [norm for norm in norms if norm.reason]

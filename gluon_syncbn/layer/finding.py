@@ -74,7 +74,6 @@ def norms_of(net: mx.gluon.Block) -> list[Norm]:
 
 
 def synchronized_layers(net: mx.gluon.Block) -> list:
-    """Return all SyncBatchNorm layers of a net, including `net` itself."""
     return [n.layer for n in norms_of(net) if isinstance(n.layer, SyncBatchNorm)]
 
 

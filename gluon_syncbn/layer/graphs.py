@@ -87,7 +87,7 @@ def watch_graphs() -> None:
             outputs = super().__call__(*inputs, **options)
             written = [inputs[k] for k in self._statistics]
             if written:
-                # MXNet does not order calls by the statistics that they write.
+                # MXNet does not order two calls that write the same statistics.
                 do_nothing, context = load().gluon_syncbn_do_nothing, written[0].context
                 push(do_nothing, 0, context, arrays_in(outputs), written)
             return outputs

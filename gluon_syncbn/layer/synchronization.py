@@ -87,7 +87,6 @@ def check_numbers(
 
 
 def apply_activation(F: Any, z: Any, settings: Settings) -> Any:
-    """Apply the activation of a layer with MXNet's own operators."""
     if settings.activation == "relu":
         return F.relu(z)
     if settings.activation == "leaky_relu":

@@ -12,7 +12,7 @@ from mxnet import autograd
 from mxnet.gluon import nn
 from support import reference
 from support.blocks import prefixed
-from support.helpers import assert_near, cpus, put, run_python, split_rows, value
+from support.helpers import assert_all_near, cpus, put, run_python, split_rows, value
 from support.nd import nd
 
 GOOD = np.random.default_rng(0).normal(2, 3, (6, 3, 4)).astype("float32")
@@ -37,10 +37,9 @@ def call(devices, layer, x):
 
 
 def assert_statistics(layer, devices, mean, var):
-    for parameter, expected in (layer.running_mean, mean), (layer.running_var, var):
-        for k in range(len(devices)):
-            size = {"count": 24, "scale": abs(expected).max()}
-            assert_near(value(parameter, k), expected, **size)
+    for k in range(len(devices)):
+        found = [value(p, k) for p in (layer.running_mean, layer.running_var)]
+        assert_all_near(found, [mean, var], "float32", 24)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

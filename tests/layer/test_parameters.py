@@ -1,7 +1,6 @@
 """Parameter files, which nn.BatchNorm can load, and exported symbols."""
 
 from gluon_syncbn import SyncBatchNorm
-from gluon_syncbn.mxnet_private.parameters import contexts_of
 
 import mxnet as mx
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 from mxnet import autograd
 from mxnet.gluon import nn
 from support.blocks import name_scope, prefixed
-from support.helpers import MODES, imported, run_python, set_mode, value
+from support.helpers import MODES, imported, run_python, set_mode
 from support.nd import nd
 
 
@@ -25,8 +24,8 @@ def batch():
     return nd.array(np.random.default_rng(0).normal(1, 2, (6, 3, 10, 10)))
 
 
-def test_batch_norm_loads_and_saves_the_same_files(devices, tmp_path):
-    net, plain, again = map(conv_net, (SyncBatchNorm, nn.BatchNorm, SyncBatchNorm))
+def test_batch_norm_has_the_same_files(devices, tmp_path):
+    net, plain = map(conv_net, (SyncBatchNorm, nn.BatchNorm))
     net.initialize(mx.init.Xavier(), ctx=devices.contexts)
     with autograd.record():
         devices.map(net, devices.split(batch()))
@@ -34,14 +33,7 @@ def test_batch_norm_loads_and_saves_the_same_files(devices, tmp_path):
     file = str(tmp_path / "net.params")
     net.save_parameters(file)
     plain.load_parameters(file)
-    plain.save_parameters(file)
-    again.load_parameters(file, ctx=devices.contexts)
-    for parameter in again.collect_params().values():
-        assert contexts_of(parameter) == devices.contexts
-    nets = [each.collect_params() for each in (net, plain, again)]
-    assert nets[0].keys() == nets[1].keys() == nets[2].keys()
-    for same in zip(*(parameters.values() for parameters in nets)):
-        assert all((value(p, -1) == value(same[0])).all() for p in same)
+    assert net.collect_params().keys() == plain.collect_params().keys()
     y = net(batch()).asnumpy()
     np.testing.assert_allclose(plain(batch()).asnumpy(), y, rtol=1e-4, atol=1e-5)
 
