@@ -19,7 +19,7 @@ from ..mxnet_private import blocks, graphs
 from ..mxnet_private.blocks import BatchNormBase, settings_of
 from ..native import steps
 from .batch_norm import SyncBatchNorm
-from .graphs import is_guard, is_ours
+from .graphs import guards_of, is_ours
 from .synchronization import ActivatedBatchNorm
 
 # MXNet 2 has it in nn.
@@ -198,17 +198,13 @@ def remake_graph(block: SymbolBlock) -> None:
     changes = {number: _change(nodes[number], norms[number]) for number in norms}
     replaced = {number for number, change in changes.items() if change is None}
     ours = {number for number in replaced if is_ours(nodes[number])}
-    # New nodes come with guards, so the guards of the replaced nodes go.
-    guards_before = {nodes[number]["inputs"][0][0] for number in ours}
+    dropped = guards_of(nodes, ours)  # new nodes come with guards
 
     def replace(number, node):
         if number in replaced:
             return _symbol_of(norms[number].layer, _is_masked(node))
         node["attrs"].update(changes.get(number, {}))
-        is_behind = bool(node["inputs"]) and node["inputs"][0][0] in ours
-        if is_guard(node) and (number in guards_before or is_behind):
-            return mx.sym.var(graphs.INPUT)
-        return None
+        return mx.sym.var(graphs.INPUT) if number in dropped else None
 
     source.made = source.graph
     if any(change != {} for change in changes.values()):

@@ -49,11 +49,6 @@ def is_ours(node: dict) -> bool:
     return node["op"] == "Custom" and node["attrs"]["op_type"] == "gluon_syncbn"
 
 
-def is_guard(node: dict) -> bool:
-    """Return True if a node of a graph only copies, like a guard."""
-    return node["op"] == "SliceChannel" and node["attrs"]["num_outputs"] == "1"
-
-
 def layers_in(symbol: Any) -> list:
     """Return the Synchronization of each layer in a graph, without duplicates."""
     keys = re.findall(r'"layer_key": "(\w+)"', to_json(symbol))
@@ -125,12 +120,13 @@ def _prepared(symbol, is_static, is_for_gpus):
     """Choose a graph's guards; in static_shape graphs also order the layers."""
     graph, build = parse(symbol), current_build()
     block = build.block if build else None
+    ours = {number for number, node in enumerate(graph["nodes"]) if is_ours(node)}
+    dropped, guards = {}, guards_of(graph["nodes"], ours)
     # A layer that is hybridized alone makes its arrays plain in `forward`.
     if is_for_gpus or isinstance(block, BatchNormBase) and not IS_GLUON_2:
-        dropped = set(_guards(graph))
+        dropped = guards
     else:
-        dropped = set()
-        _choose_guards(symbol, graph, is_static, build)
+        _choose_guards(symbol, graph, guards, is_static, build)
     nodes: list = []
     entries: list = []  # the argument `entries` of resolve_entry
     latest: dict = {}  # {running mean: the latest layer that uses it}
@@ -141,7 +137,7 @@ def _prepared(symbol, is_static, is_for_gpus):
             entries.append(inputs[0][:2])
             continue
         attributes = node["attrs"]
-        if is_static and is_ours(node):
+        if is_static and number in ours:
             mean = inputs[-2][0]
             if mean in latest and attributes.get("chained") != "True":
                 # The input comes from an earlier node, so MXNet finds the graph's
@@ -157,20 +153,24 @@ def _prepared(symbol, is_static, is_for_gpus):
     return from_nodes(symbol, graph, nodes, heads)
 
 
-def _guards(graph):
-    """Return {number of a guard: True if it is behind a layer}."""
-    nodes, found = graph["nodes"], {}
+def guards_of(nodes: list, layers: set) -> dict:
+    """Return {number of a guard of these layers: True if it is behind a layer}."""
+    found = {}
     for number, node in enumerate(nodes):
-        if is_ours(node) and is_guard(nodes[node["inputs"][0][0]]):
-            found[node["inputs"][0][0]] = False
-        if is_guard(node) and is_ours(nodes[node["inputs"][0][0]]):
+        before = node["inputs"][0][0] if node["inputs"] else -1
+        if number in layers and _is_guard(nodes[before]):
+            found[before] = False
+        if before in layers and _is_guard(node):
             found[number] = True
     return found
 
 
-def _choose_guards(symbol, graph, is_static, build):
+def _is_guard(node):
+    return node["op"] == "SliceChannel" and node["attrs"]["num_outputs"] == "1"
+
+
+def _choose_guards(symbol, graph, guards, is_static, build):
     """Replace the guards of a graph by cheaper ones."""
-    guards = _guards(graph)
     inferred = _infer(symbol, graph, list(guards), build)
     for (number, is_behind), (ndim, dtype) in zip(guards.items(), inferred):
         if not is_behind:

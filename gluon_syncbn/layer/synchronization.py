@@ -97,8 +97,8 @@ def apply_activation(F: Any, z: Any, settings: Settings) -> Any:
 class Synchronization:
     """The state of a layer that a BatchNorm does not have, also in native code.
 
-    Nodes of graphs find a layer by `key`, and other processes by `shared_name`. The
-    names of blocks are not unique.
+    Nodes of graphs find a layer by `key`, and other processes find it by `shared_name`,
+    because names of blocks are not unique.
     """
 
     kept: set = set()  # layers of symbols, which may outlive the blocks
