@@ -42,18 +42,17 @@ def assert_statistics(layer, devices, mean, var):
         assert_all_near(found, [mean, var], "float32", 24)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_weight_0_excludes_nan(bad, devices):
+def test_weight_0_excludes_nan(devices):
     """Momentum 0 must drop an old NaN, and momentum 1 a new one; 0 * NaN is NaN."""
     _, mean, var, _ = reference.forward(GOOD, np.ones(3), np.zeros(3))
     layer = make_layer(devices, momentum=0)
-    y = call(devices, layer, spoiled(bad, 1))
+    y = call(devices, layer, spoiled(np.nan, 1))
     assert np.isnan(y[:, 1]).all() and np.isfinite(y[:, [0, 2]]).all()
     assert np.isnan(value(layer.running_var, 1)[1])
     call(devices, layer, GOOD)
     assert_statistics(layer, devices, mean, var)
     layer = make_layer(devices, momentum=1)
-    call(devices, layer, spoiled(bad, 1))
+    call(devices, layer, spoiled(np.nan, 1))
     assert_statistics(layer, devices, np.zeros(3), np.ones(3))
 
 
