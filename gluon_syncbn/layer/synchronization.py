@@ -120,8 +120,9 @@ class Synchronization:
         self.parameters: Any = weakref.WeakSet()
         self._native_options: tuple = ()
         self._made[name] += 1
-        count = self._made[name]
-        self.shared_name = name if count == 1 else f"{name} (number {count} of this name)"
+        self.shared_name, count = name, self._made[name]
+        if count > 1:
+            self.shared_name += f" (number {count} of this name)"
         self.key = uuid.uuid4().hex
         watch_process()
         layer = load().gluon_syncbn_create_layer(self.key, name)
