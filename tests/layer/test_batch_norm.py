@@ -40,7 +40,7 @@ X = np.random.default_rng(0).normal(2, 3, (6, 3, 4, 5)).astype("float32")
 
 @pytest.mark.parametrize("function", ["identity", "leaky_relu"])
 def test_dgamma_of_a_constant_channel_is_zero(function):
-    """An x_hat that is computed from y would only be the rounding error of y."""
+    """An x_hat that backward computes from y would only be a rounding error."""
     layer = SyncBatchNorm(
         in_channels=1, activation=function, beta_initializer=mx.init.Constant(3.3)
     )

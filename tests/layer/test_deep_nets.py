@@ -1,8 +1,8 @@
 """Deep, branched float32 nets train on several CPU contexts, again and again.
 
-They show what one layer does not: inputs in oneDNN's blocked layouts that MXNet frees
-too early, contributions to the wrong exchange, and operators that wait for each
-other's CPU resources. GLUON_SYNCBN_REPEAT=100 repeats each comparison so often.
+A single layer does not show these faults: MXNet frees inputs in oneDNN's blocked
+layouts too early, a device joins the wrong exchange, or operators wait for each other's
+CPU resources. GLUON_SYNCBN_REPEAT=100 repeats each comparison 100 times.
 """
 
 import functools
@@ -33,12 +33,12 @@ from support.nd import nd
 REPEAT = repetitions()
 SHAPE = (8, 3, 20, 20)
 STEPS, MOMENTUM = 4, 0.875  # float32 has this momentum exactly
-# MXNet 2 draws other numbers: rounding changes the sign of one input of a ReLU.
+# MXNet 2 draws other numbers, and rounding changes the sign of one input of a ReLU.
 ACTIVATION = by_gluon("relu", "softrelu")
 
 
 class Unit(Function):
-    """Two branches and a shortcut; Dropout works beside them, times 0."""
+    """Two branches, a shortcut, and a Dropout whose output is multiplied by 0."""
 
     def __init__(self, norm, channels):
         super().__init__()

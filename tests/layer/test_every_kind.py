@@ -19,7 +19,7 @@ import pytest
 from mxnet import autograd
 from mxnet.gluon import HybridBlock, SymbolBlock, nn
 from support import reference
-from support.blocks import MXNETS_LAYER, gluon_1_only
+from support.blocks import MXNETS_LAYER, Same, gluon_1_only
 from support.helpers import assert_near, cpus, operators, set_mode, value, whole
 
 pytestmark = gluon_1_only("blocks take no symbols")
@@ -58,32 +58,34 @@ if hasattr(nn, "BatchNormReLU"):  # MXNet 1.8 brought it
 
 
 class Nets:
-    """Two nets that share a child block, and shards of X."""
+    """Two nets that share a child block."""
 
     def __init__(self, kind, mode, contexts):
-        self.part, self.devices = KINDS[kind](), Devices(contexts)
+        self.child, self.devices = KINDS[kind](), Devices(contexts)
         self.activation = kind.split()[0] + "_relu" * kind.startswith("leaky")
         self.eps = 1e-3 if kind == "node" else 1e-5
         self.nets = [nn.HybridSequential(), nn.HybridSequential()]
         for net in self.nets:
-            net.add(nn.HybridLambda("identity"), self.part, nn.HybridLambda("identity"))
+            net.add(
+                nn.HybridLambda("identity"), self.child, nn.HybridLambda("identity")
+            )
             net.initialize(ctx=contexts)
             set_mode(net, mode)
             net(mx.nd.array(X, ctx=contexts[0]))
-        for name, parameter in self.part.collect_params().items():
+        for name, parameter in self.child.collect_params().items():
             is_one = name.endswith(("gamma", "var"))
             parameter.set_data(mx.nd.ones(3) if is_one else mx.nd.zeros(3))
 
     def statistics(self):
         """Return the running mean and variance on each device."""
         mx.nd.waitall()
-        found = self.part.collect_params(".*(running|moving)_(mean|var)").values()
+        found = self.child.collect_params(".*(running|moving)_(mean|var)").values()
         return [[value(p, k) for p in found] for k in range(len(self.devices))]
 
     def check(self, kind):
         """Check outputs, and which statistics a call changes."""
         shards = self.devices.split(X)
-        parts = [shard.asnumpy() for shard in shards]
+        arrays = [shard.asnumpy() for shard in shards]
         for net in self.nets:
             before = self.statistics()
             if kind == "prediction":
@@ -97,13 +99,11 @@ class Nets:
             assert np.array_equal(before, self.statistics()) != trains
             if not trains:
                 expected = [
-                    reference.inference_forward(
-                        part, *IDENTITY, *statistics, 1, self.eps
-                    )
-                    for part, statistics in zip(parts, before)
+                    reference.inference_forward(x, *IDENTITY, *running, 1, self.eps)
+                    for x, running in zip(arrays, before)
                 ]
             else:
-                together = [X] if kind == "whole" else parts
+                together = [X] if kind == "whole" else arrays
                 found = [reference.forward(x, *IDENTITY, 1, self.eps) for x in together]
                 expected = [y for y, *_ in found]
             expected = np.concatenate(expected)
@@ -117,37 +117,37 @@ class Nets:
     [("static_alloc", 1), ("imperative", 2), ("hybridize", 2), ("static_shape", 2)],
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_part_of_nets_that_were_called(kind, mode, count):
+def test_a_child_block_of_two_nets(kind, mode, count):
     nets = Nets(kind, mode, cpus(count))
-    original, text = type(nets.part), repr(nets.part)
+    original, text = type(nets.child), repr(nets.child)
     nets.check("prediction")
     if kind in ("layer", "relu", "node", "relu node"):
         nets.check("alone")
         nets.check("prediction")
-    convert_sync_batchnorm(nets.part, count)
+    convert_sync_batchnorm(nets.child, count)
     nets.check("whole")
     nets.check("prediction")
-    freeze_statistics(nets.part)
+    freeze_statistics(nets.child)
     nets.check("frozen")
-    freeze_statistics(nets.part, False)
+    freeze_statistics(nets.child, False)
     nets.check("whole")
-    convert_sync_batchnorm(nets.part, count, nonfinite="skip")
+    convert_sync_batchnorm(nets.child, count, nonfinite="skip")
     before = nets.statistics()
     with autograd.record():
         nets.devices.map(nets.nets[0], nets.devices.split(X * np.nan))
     assert np.array_equal(before, nets.statistics())
-    revert_sync_batchnorm(nets.part)
+    revert_sync_batchnorm(nets.child)
     nets.check("alone")
     if kind in ("layer", "relu"):
-        assert (type(nets.part), repr(nets.part)) == (original, text)
+        assert (type(nets.child), repr(nets.child)) == (original, text)
     found = {*operators(nets.nets[0])}
     assert found.isdisjoint({"Custom", "_contrib_SyncBatchNorm", "SliceChannel"})
-    freeze_statistics(nets.part)
+    freeze_statistics(nets.child)
     nets.check("frozen")
-    convert_sync_batchnorm(nets.part, count)
+    convert_sync_batchnorm(nets.child, count)
     nets.check("frozen")
     assert "Custom" not in operators(nets.nets[0])
-    freeze_statistics(nets.part, False)
+    freeze_statistics(nets.child, False)
     nets.check("whole")
 
 

@@ -132,7 +132,7 @@ class Masked(HybridBlock):
 
 
 def test_a_graph_with_a_mask():
-    """The graph is converted and frozen, not reverted: BatchNorm takes no mask."""
+    """The graph is not reverted, because BatchNorm accepts no mask."""
     x, mask = mx.nd.array([[[1.0], [3.0], [999.0]]]), mx.nd.array([[1, 1, 0]])
     inputs = DATA, mx.sym.var("mask")
     net = SymbolBlock(Masked()(*inputs), inputs)

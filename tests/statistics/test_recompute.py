@@ -171,7 +171,7 @@ X = np.ones((4, 3, 6, 5), "float32")
 
 
 def read(batches):
-    """Yield batches; raise KeyError where a name stands for one."""
+    """Yield batches, but raise KeyError for a string."""
     for batch in batches:
         if isinstance(batch, str):
             raise KeyError(batch)
@@ -302,7 +302,7 @@ def test_batches_of_every_kind(kind, count, parallel):
 
 def test_a_layer_that_no_batch_reaches():
     net = nn.Dense(1, in_units=1)
-    layer = nn.BatchNorm(in_channels=1)  # Gluon 2 has only a weak reference
+    layer = nn.BatchNorm(in_channels=1)  # Gluon 2 keeps only a weak reference
     net.register_child(layer)
     net.initialize()
     with pytest.raises(ValueError, match="BatchNorm"):
