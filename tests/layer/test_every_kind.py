@@ -66,9 +66,7 @@ class Nets:
         self.eps = 1e-3 if kind == "node" else 1e-5
         self.nets = [nn.HybridSequential(), nn.HybridSequential()]
         for net in self.nets:
-            net.add(
-                nn.HybridLambda("identity"), self.child, nn.HybridLambda("identity")
-            )
+            net.add(Same(), self.child, Same())
             net.initialize(ctx=contexts)
             set_mode(net, mode)
             net(mx.nd.array(X, ctx=contexts[0]))
@@ -97,15 +95,15 @@ class Nets:
                 self.devices.map(lambda y: y.backward(), ys)
             trains = kind in ("whole", "alone")
             assert np.array_equal(before, self.statistics()) != trains
-            if not trains:
+            if trains:
+                batches = [X] if kind == "whole" else arrays
+                found = [reference.forward(x, *IDENTITY, 1, self.eps) for x in batches]
+                expected = [y for y, *_ in found]
+            else:
                 expected = [
                     reference.inference_forward(x, *IDENTITY, *running, 1, self.eps)
                     for x, running in zip(arrays, before)
                 ]
-            else:
-                together = [X] if kind == "whole" else arrays
-                found = [reference.forward(x, *IDENTITY, 1, self.eps) for x in together]
-                expected = [y for y, *_ in found]
             expected = np.concatenate(expected)
             if self.activation in ("relu", "leaky_relu"):
                 expected = reference.activate(expected, self.activation, LEAKY["slope"])
