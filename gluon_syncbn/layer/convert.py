@@ -53,10 +53,10 @@ def convert_sync_batchnorm(
 
     It converts :class:`nn.BatchNorm`, ``nn.BatchNormReLU``, MXNet's contrib
     ``SyncBatchNorm``, GluonCV's ``BatchNormCudnnOff``, and nodes of these kinds in the
-    graph of a :class:`SymbolBlock`. A SyncBatchNorm gets the new settings. A subclass
-    that defines more than ``__init__``, and InstanceNorm, LayerNorm and GroupNorm are
-    not converted. Every hybridized block that has one of the layers in its graph traces
-    it again, including blocks that contain `net`.
+    graph of a :class:`SymbolBlock`. An existing SyncBatchNorm gets the new settings. A
+    subclass that defines more than ``__init__``, and InstanceNorm, LayerNorm and
+    GroupNorm are not converted. Every hybridized block whose graph contains a converted
+    layer is traced again, also if the block contains `net`.
 
     Afterwards the main thread may call `net` in a plain loop over several CPU contexts,
     as after :func:`allow_plain_loop`.
@@ -77,17 +77,15 @@ def convert_sync_batchnorm(
     Raises
     ------
     TypeError, ValueError
-        If an argument, or a setting of a layer in the net, is wrong. The net is
-        unchanged then.
+        If an argument or a setting of a layer is wrong. Then the net is unchanged.
 
     Warns
     -----
     UserWarning
-        If the net has no batch normalization, or has some that cannot be converted.
-        One warning lists these: layers of a subclass that defines methods, nodes of
-        a SymbolBlock whose mean or variance is read or whose parameters are computed,
-        and running statistics without a layer, because a block calls F.BatchNorm or has
-        layers in a list.
+        If the net has no batch normalization. Another warning lists what cannot be
+        converted: a subclass that defines methods, a node of a SymbolBlock if its mean
+        or variance is read or its parameters are computed, and running statistics
+        without a layer, because a block calls F.BatchNorm or has layers in a list.
 
     Notes
     -----
@@ -166,16 +164,17 @@ def freeze_statistics(net: mx.gluon.Block, frozen: bool = True) -> mx.gluon.Bloc
     ----------
     net : mxnet.gluon.Block
         A net or a child block, before or after its first call, converted or not,
-        parallel, hybridized, or a SymbolBlock. Every hybridized block that has one of
-        the layers in its graph traces it again.
+        parallel, hybridized, or a SymbolBlock. Every hybridized block whose graph
+        contains one of the layers is traced again.
     frozen : bool, default True
-        False unfreezes all layers, including those made with ``use_global_stats=True``.
+        False unfreezes all layers, also if they were made with
+        ``use_global_stats=True``.
 
     Warns
     -----
     UserWarning
-        If there is nothing to freeze. Another one names layers that perhaps did not
-        change, see :func:`convert_sync_batchnorm`.
+        If there is nothing to freeze. Another warning names layers that perhaps did
+        not change, see :func:`convert_sync_batchnorm`.
 
     Notes
     -----

@@ -78,7 +78,7 @@ def synchronized_layers(net: mx.gluon.Block) -> list:
 
 
 def unsynchronized_layers(net: mx.gluon.Block) -> list[str]:
-    """Return the names of layers without synchronization that are not frozen."""
+    """Return the names of layers that train their statistics on each device alone."""
     norms = [norm for norm in norms_of(net) if not norm.is_frozen()]
     return [n.name for n in norms if not isinstance(n.layer, SyncBatchNorm)]
 

@@ -4,8 +4,6 @@ Random programs (tests/parallel/test_random_programs.py) compare y, dx, dgamma, 
 and running statistics with the float64 oracle for random combinations of arguments.
 """
 
-import copy
-
 import gluon_syncbn
 from gluon_syncbn import (
     SyncBatchNorm,
@@ -66,16 +64,6 @@ def test_infinities_in_inference():
         np.testing.assert_array_equal(y.asnumpy()[:3, 0], expected)
         expected_dx = 0 if function == "relu" else np.inf
         assert x.grad.asnumpy()[3, 0] == expected_dx
-
-
-def test_a_copy_synchronizes_by_itself(devices):
-    layer = SyncBatchNorm(in_channels=3)
-    layer.initialize(ctx=devices.contexts)
-    twin = copy.deepcopy(layer)
-    assert twin.key != layer.key
-    with autograd.train_mode():
-        ys = devices.map(lambda shard: twin(layer(shard)), devices.split(X))
-    assert np.isfinite(ys[1].asnumpy()).all()
 
 
 def test_net_that_is_cast_after_it_ran():
