@@ -5,11 +5,7 @@ and running statistics with the float64 oracle for random combinations of argume
 """
 
 import gluon_syncbn
-from gluon_syncbn import (
-    SyncBatchNorm,
-    convert_sync_batchnorm,
-    revert_sync_batchnorm,
-)
+from gluon_syncbn import SyncBatchNorm, convert_sync_batchnorm, revert_sync_batchnorm
 
 import mxnet as mx
 import numpy as np
