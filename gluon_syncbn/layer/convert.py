@@ -294,13 +294,13 @@ def _convert_layer(norm, settings):
             return False
         original = sync.original
     else:
-        original = type(layer), settings_of(layer)
+        original = type(layer)
+        if isinstance(layer, CONTRIB):  # has other settings than nn.BatchNorm
+            names = "eps", "momentum", "fix_gamma", "use_global_stats"
+            kept = {name: settings_of(layer)[name] for name in names}
+            set_settings(layer, {"axis": 1, **kept})
         if isinstance(layer, (ActivatedBatchNorm, CONTRIB)):
-            original = nn.BatchNorm, {}
-        # nn.BatchNorm has only these. The axis of MXNet's contrib layer is 1.
-        names = "axis", "eps", "momentum", "fix_gamma", "use_global_stats"
-        kept = {"axis": 1, **settings_of(layer)}
-        set_settings(layer, {name: kept[name] for name in names})
+            original = nn.BatchNorm
         layer.__class__ = SyncBatchNorm
     layer._sync = Synchronization(norm.name, settings, original)
     return True
@@ -324,12 +324,9 @@ def _revert_layer(norm):
     _set_fixed_gamma(layer)
     sync = vars(layer).pop("_sync")
     sync.release()
-    original, settings = sync.original
-    if original is nn.BatchNorm and sync.settings.activation is not None:
-        original, layer._activation_settings = ActivatedBatchNorm, sync.settings
-    # Settings that the program has changed stay; GluonCV freezes statistics this way.
-    set_settings(layer, {**settings, **settings_of(layer)})
-    layer.__class__ = original
+    layer.__class__ = sync.original
+    if sync.original is nn.BatchNorm and sync.settings.activation is not None:
+        layer.__class__, layer._activation_settings = ActivatedBatchNorm, sync.settings
 
 
 def _set_fixed_gamma(block):

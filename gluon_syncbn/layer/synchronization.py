@@ -106,13 +106,10 @@ class Synchronization:
     _made = collections.Counter()  # the number of layers that were made with each name
 
     def __init__(
-        self,
-        name: str,
-        settings: Settings,
-        original: tuple[type, dict] = (nn.BatchNorm, {}),
+        self, name: str, settings: Settings, original: type = nn.BatchNorm
     ) -> None:
         self.name, self.settings = name, settings
-        self.original = original  # the class and settings that reverting restores
+        self.original = original  # the class that reverting restores
         self._is_isolated = False
         # The layer's latest call or trace sets these attributes.
         self.contexts: list = []
