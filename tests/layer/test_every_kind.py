@@ -161,6 +161,14 @@ def test_a_child_block_of_two_nets(kind, mode, count):
     nets.check("whole")
 
 
+@pytest.mark.parametrize("kind", ["contrib", "contrib node"])
+def test_mxnets_synchronized_layer_is_reverted(kind):
+    nets = Nets(kind, "hybridize", cpus(1))
+    revert_sync_batchnorm(nets.child)
+    nets.check("alone")
+    assert "_contrib_SyncBatchNorm" not in operators(nets.nets[0])
+
+
 # ---- Batch normalization that cannot be converted is named.
 
 
