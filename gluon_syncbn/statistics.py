@@ -119,7 +119,7 @@ def recompute_statistics(
     if steps is not None:
         check_int("steps", steps, minimum=1)
     devices, axis = _devices_and_axis(net)
-    total("recompute_statistics")  # raises an error if another rank trains
+    total("recompute_statistics")  # an error if another rank trains
     with synchronized(net) as norms:
         layers = [norm.layer for norm in norms if not norm.reason]
         passed = [norm for norm in norms if norm.reason]

@@ -295,7 +295,7 @@ def _convert_layer(norm, settings):
         original = sync.original
     else:
         original = type(layer)
-        if isinstance(layer, CONTRIB):  # has other settings than nn.BatchNorm
+        if isinstance(layer, CONTRIB):  # it has other settings than a BatchNorm
             names = "eps", "momentum", "fix_gamma", "use_global_stats"
             kept = {name: settings_of(layer)[name] for name in names}
             set_settings(layer, {"axis": 1, **kept})
