@@ -49,7 +49,6 @@ def pluralize(number: int, noun: str) -> str:
 
 
 def comma_list(values: Iterable) -> str:
-    """Return values as text: "cpu(0), cpu(1)"."""
     return ", ".join(map(str, values))
 
 
@@ -61,14 +60,12 @@ def check_type(name: str, value: Any, types: Any, expected: str) -> Any:
 
 
 def is_int(value: object) -> bool:
-    """Return True if a value is an int and not a bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def check_int(
     name: str, value: Any, minimum: int | None = None, maximum: int | None = None
 ) -> int:
-    """Raise TypeError unless `value` is an int, ValueError if it is out of bounds."""
     if not is_int(value):
         raise TypeError(f"{name} must be an int, got {short_repr(value)}")
     if minimum is not None and value < minimum:

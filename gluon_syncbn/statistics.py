@@ -1,13 +1,13 @@
 """Running statistics computed from batches with fixed parameters.
 
-While a layer collects, native code uses batch statistics also in inference, and does
-not change the running statistics. So nothing else in a net has to change.
+Native code collects the moments of a layer's batches. Meanwhile the layer uses batch
+statistics in inference, and does not change its running statistics.
 """
 
 from __future__ import annotations
 
 import itertools
-from typing import Any, Iterable, NamedTuple
+from typing import Iterable, NamedTuple
 
 import mxnet as mx
 import numpy as np
@@ -119,7 +119,7 @@ def recompute_statistics(
     if steps is not None:
         check_int("steps", steps, minimum=1)
     devices, axis = _devices_and_axis(net)
-    total("recompute_statistics")  # a rank that trains would exchange with these layers
+    total("recompute_statistics")  # an error if another rank trains
     with synchronized(net) as norms:
         layers = [norm.layer for norm in norms if not norm.reason]
         passed = [norm for norm in norms if norm.reason]
@@ -131,8 +131,8 @@ def recompute_statistics(
                 f"net must have a BatchNorm that is not frozen, got {name_of(net)}"
             )
         batches = itertools.islice(batches, steps)
-        collected = _collect(net, layers, devices, axis, batches)
-    values = _running_values(collected)
+        moments = _collect(net, layers, devices, axis, batches)
+    values = _running_values(moments)
     _check_all_ranks(values)
     with autograd.pause(), DeferredSignals():
         for parameter, value in values.items():
@@ -141,18 +141,21 @@ def recompute_statistics(
 
 
 def _collect(net, layers, devices, axis, batches):
-    """Call the net on each batch; return {layer: moments} of the layers it calls."""
-    collected: dict[Any, _Collected] = {}
-    for batch in _shared(batches):
+    """Call the net on each batch; return {(running mean, running variance): moments}.
+
+    Layers that share these parameters share the moments.
+    """
+    moments: dict[tuple, _Moments] = {}
+    for batch in _equally_many(batches):
         shards = _split(net, batch, devices.contexts, axis)
         with autograd.pause(train_mode=False):
             _call(net, shards, devices, layers)
         for layer in layers:
-            one = _collected_moments(layer.key)
-            if one:
-                earlier = collected.get(layer)
-                collected[layer] = earlier.merge(one) if earlier else one
-    return collected
+            place = layer.running_mean, layer.running_var
+            former, more = moments.get(place), _moments_of(layer)
+            if more:
+                moments[place] = former.merge(more) if former else more
+    return moments
 
 
 def _devices_and_axis(net):
@@ -217,39 +220,36 @@ def _call(net, shards, devices, layers):
         collect(False)
 
 
-class _Collected(NamedTuple):
-    """The moments of a layer in float64; see src/op/layer.h."""
+class _Moments(NamedTuple):
+    """The moments of each channel in float64."""
 
     is_unbiased: bool
     size: float
     mean: np.ndarray
     m2: np.ndarray  # the sum of (x - mean)^2
 
-    def merge(self, other: _Collected) -> _Collected:
+    def merge(self, other: _Moments) -> _Moments:
         """Return the moments of both; doi:10.1080/00031305.1983.10483115."""
         size = self.size + other.size
         delta, weight = other.mean - self.mean, other.size / size
         m2 = self.m2 + other.m2 + delta**2 * self.size * weight
-        return _Collected(self.is_unbiased, size, self.mean + delta * weight, m2)
+        return _Moments(self.is_unbiased, size, self.mean + delta * weight, m2)
 
 
-def _collected_moments(key):
-    """Return the moments that a layer has collected, or None if it had no batch."""
-    length = load().gluon_syncbn_collected(key, None, 0)
+def _moments_of(layer):
+    """Return the moments that a layer has collected, or None without a batch."""
+    length = load().gluon_syncbn_collected(layer.key, None, 0)
     if length == 0:
         return None
     numbers = np.empty(length)
-    load().gluon_syncbn_collected(key, numbers.ctypes.data, length)
+    load().gluon_syncbn_collected(layer.key, numbers.ctypes.data, length)
     size, is_unbiased = numbers[:2]
     mean, m2 = numbers[2:].reshape(2, -1)
-    return _Collected(bool(is_unbiased), size, mean, m2)
+    return _Moments(bool(is_unbiased), size, mean, m2)
 
 
-def _shared(batches):
-    """Yield the batches; raise an error on all ranks if one rank has one.
-
-    All ranks must have equally many batches, and at least one.
-    """
+def _equally_many(batches):
+    """Yield the batches; raise an error on all ranks if one rank cannot continue."""
     iterator, end, count = iter(batches), object(), 0
     while True:
         try:
@@ -279,16 +279,10 @@ def _shared(batches):
         )
 
 
-def _running_values(collected):
-    """Return {parameter: its new value} from {layer: moments}."""
-    merged: dict[Any, _Collected] = {}
-    for layer, moments in collected.items():
-        place = layer.running_mean, layer.running_var  # layers may share these
-        merged[place] = merged[place].merge(moments) if place in merged else moments
+def _running_values(moments):
     values = {}
-    for (running_mean, running_var), (is_unbiased, size, mean, m2) in merged.items():
-        # m2 is 0 where the divisor would be 0.
-        var = m2 / max(1, size - is_unbiased)
+    for (running_mean, running_var), (is_unbiased, size, mean, m2) in moments.items():
+        var = m2 / max(1, size - is_unbiased)  # m2 is 0 if size is 1
         with np.errstate(over="ignore"):  # a value may be finite in float64 only
             values[running_mean] = mean.astype(running_mean.dtype)
             values[running_var] = var.astype(running_var.dtype)
@@ -296,7 +290,7 @@ def _running_values(collected):
 
 
 def _check_all_ranks(values):
-    """Raise ValueError on all ranks if one of them has a fault."""
+    """Raise ValueError on all ranks if one rank has a fault."""
     faults = [
         f"{parameter.name} of all batches must be finite. Check the parameters and "
         "inputs. The running statistics are unchanged."

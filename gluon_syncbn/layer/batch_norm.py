@@ -218,15 +218,14 @@ class SyncBatchNorm(nn.BatchNorm):
 
     @property
     def key(self) -> str:
-        """The key of the layer in native code."""
+        """The layer's key in native code and in graphs."""
         return self._sync.key
 
     def forward(self, x: Any, mask: Any = None) -> Any:
-        """Check the inputs, then run or trace the layer."""
         is_graph = is_traced([x])
         is_frozen = self._kwargs["use_global_stats"]
         self._sync.register(self._reg_params.values())
-        # A symbol that is not traced for a call belongs to no context.
+        # A symbol that the program makes itself, outside of a trace, has no context.
         has_context = not is_graph or traced_block() is not None
         if autograd.is_training() and not is_frozen and has_context:
             self._check_enough_contexts()
@@ -255,9 +254,11 @@ class SyncBatchNorm(nn.BatchNorm):
             mask = None if mask is None else mask.as_nd_ndarray()
         if mask is not None:
             masked = MaskedElements(F, operands[0], mask, self._kwargs["axis"])
-            operands[0] = masked.valid_first()
+            operands[0] = masked.matrix()
         if self._kwargs["use_global_stats"]:
-            y = self._frozen_forward(F, operands, masked)
+            axis = self._kwargs["axis"] if masked is None else -1
+            y = F.BatchNorm(*operands, name="fwd", **{**self._kwargs, "axis": axis})
+            y = apply_activation(F, y, self._sync.settings)
         else:
             y = self._synchronized_forward(F, operands, masked)
         if masked is not None:
@@ -268,21 +269,15 @@ class SyncBatchNorm(nn.BatchNorm):
 
         @property
         def name(self) -> str:
-            """The path in the net that was converted, otherwise a numbered name."""
+            """The path in the converted net, or a numbered name."""
             return self._sync.name
 
         def infer_shape(self, x: Any, *_mask: Any) -> None:
-            """Set the shapes of the parameters before the first call."""
             self._check_shape(x)
             super().infer_shape(x)
 
     else:
         hybrid_forward = _compute
-
-    def _frozen_forward(self, F, operands, masked):
-        axis = self._kwargs["axis"] if masked is None else -1
-        y = F.BatchNorm(*operands, name="fwd", **{**self._kwargs, "axis": axis})
-        return apply_activation(F, y, self._sync.settings)
 
     def _synchronized_forward(self, F, operands, masked):
         x, *parameters = operands
@@ -295,7 +290,7 @@ class SyncBatchNorm(nn.BatchNorm):
             watch_graphs()
             x = guarded(F, x)
             if traced_block() is None:
-                self._sync.keep()
+                self._sync.kept.add(self._sync)
         y = F.Custom(x, *parameters, name="fwd", op_type="gluon_syncbn", **node)
         return guarded(F, y) if is_graph else y
 

@@ -7,7 +7,7 @@ and so do all references to it (attributes, containers, hooks, shared heads).
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Callable, Iterable, Iterator, Sequence
+from typing import Callable, Iterator, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -53,10 +53,10 @@ def convert_sync_batchnorm(
 
     It converts :class:`nn.BatchNorm`, ``nn.BatchNormReLU``, MXNet's contrib
     ``SyncBatchNorm``, GluonCV's ``BatchNormCudnnOff``, and nodes of these kinds in the
-    graph of a :class:`SymbolBlock`. A SyncBatchNorm gets the new settings. A subclass
-    that defines more than ``__init__``, and InstanceNorm, LayerNorm and GroupNorm are
-    not converted. Every hybridized block that has one of the layers in its graph traces
-    it again, including blocks that contain `net`.
+    graph of a :class:`SymbolBlock`. An existing SyncBatchNorm gets the new settings. A
+    subclass that defines more than ``__init__``, and InstanceNorm, LayerNorm and
+    GroupNorm are not converted. Every hybridized block whose graph contains a converted
+    layer is traced again, also if the block contains `net`.
 
     Afterwards the main thread may call `net` in a plain loop over several CPU contexts,
     as after :func:`allow_plain_loop`.
@@ -77,17 +77,15 @@ def convert_sync_batchnorm(
     Raises
     ------
     TypeError, ValueError
-        If an argument, or a setting of a layer in the net, is wrong. The net is
-        unchanged then.
+        If an argument or a setting of a layer is wrong. Then the net is unchanged.
 
     Warns
     -----
     UserWarning
-        If the net has no batch normalization, or has some that cannot be converted.
-        One warning lists these: layers of a subclass that defines methods, nodes of
-        a SymbolBlock whose mean or variance is read or whose parameters are computed,
-        and running statistics without a layer, because a block calls F.BatchNorm or has
-        layers in a list.
+        If the net has no batch normalization. Another warning lists what cannot be
+        converted: a subclass that defines methods, a node of a SymbolBlock if its mean
+        or variance is read or its parameters are computed, and running statistics
+        without a layer, because a block calls F.BatchNorm or has layers in a list.
 
     Notes
     -----
@@ -117,7 +115,7 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
 
     `net` is returned. Afterwards you can export it, and run it where gluon_syncbn is
     not installed. Layers that were created as SyncBatchNorm, and MXNet's contrib
-    layers, become :class:`nn.BatchNorm`, followed by their activation if they have one.
+    layers, become :class:`nn.BatchNorm`, or a subclass that applies their activation.
     A subclass that defines more than ``__init__`` is not converted.
 
     Raises
@@ -138,7 +136,7 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
     found = _norms_to_change(net)
     norms = [n for n in found if isinstance(n.layer, (SyncBatchNorm, CONTRIB))]
     norms = [norm for norm in norms if not finding.own_methods(norm.layer)]
-    # A frozen node is already MXNet's own.
+    # A frozen node is MXNet's operator, and its mask is applied outside of it.
     masked = [norm.name for norm in norms if norm.is_masked and not norm.is_frozen()]
     if masked:
         raise ValueError(
@@ -147,7 +145,7 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
         )
     for norm in norms:
         if not norm.is_masked:
-            _revert_layer(norm.layer)
+            _revert_layer(norm)
     _remake_graphs(norms)
     for act in after_reverting:
         act(net)
@@ -166,16 +164,17 @@ def freeze_statistics(net: mx.gluon.Block, frozen: bool = True) -> mx.gluon.Bloc
     ----------
     net : mxnet.gluon.Block
         A net or a child block, before or after its first call, converted or not,
-        parallel, hybridized, or a SymbolBlock. Every hybridized block that has one of
-        the layers in its graph traces it again.
+        parallel, hybridized, or a SymbolBlock. Every hybridized block whose graph
+        contains one of the layers is traced again.
     frozen : bool, default True
-        False unfreezes all layers, including those made with ``use_global_stats=True``.
+        False unfreezes all layers, also if they were made with
+        ``use_global_stats=True``.
 
     Warns
     -----
     UserWarning
-        If there is nothing to freeze. Another one names layers that perhaps did not
-        change, see :func:`convert_sync_batchnorm`.
+        If there is nothing to freeze. Another warning names layers that perhaps did
+        not change, see :func:`convert_sync_batchnorm`.
 
     Notes
     -----
@@ -212,7 +211,6 @@ def freeze_statistics(net: mx.gluon.Block, frozen: bool = True) -> mx.gluon.Bloc
 
 
 def convert(net: mx.gluon.Block, settings: Settings) -> list[Norm]:
-    """Convert a net and return all its batch normalizations."""
     norms = _norms_to_change(net)
     _synchronize([norm for norm in norms if not norm.reason], settings)
     remaining = [norm for norm in norms if norm.reason]
@@ -223,10 +221,7 @@ def convert(net: mx.gluon.Block, settings: Settings) -> list[Norm]:
 
 @contextmanager
 def synchronized(net: mx.gluon.Block) -> Iterator[list[Norm]]:
-    """Convert a net for a ``with`` block; yield the norms that train their statistics.
-
-    Frozen layers and SyncBatchNorm layers do not change.
-    """
+    """Convert a net for a ``with`` block; yield the norms that are not frozen."""
     norms = [norm for norm in _norms_to_change(net) if not norm.is_frozen()]
     plain = [n for n in norms if not (n.reason or isinstance(n.layer, SyncBatchNorm))]
     saved = [(n.layer, type(n.layer), dict(vars(n.layer))) for n in plain]
@@ -236,7 +231,7 @@ def synchronized(net: mx.gluon.Block) -> Iterator[list[Norm]]:
     finally:
         for layer, cls, attributes in saved:
             if isinstance(layer, SyncBatchNorm):
-                layer._sync.keep(False)
+                layer._sync.kept.discard(layer._sync)
                 layer._sync.release()
             layer.__class__ = cls
             vars(layer).clear()
@@ -271,40 +266,41 @@ def _check(norm, settings):
     check_int(f"axis{where}", made_with.get("axis", 1), minimum=-5, maximum=4)
     if norm.block is not None or isinstance(norm.layer, SyncBatchNorm):
         ranks_of(settings.group, norm.name)
-    if norm.block is not None:
-        if not settings.num_devices and not contexts_of(norm.layer.running_mean):
-            raise ValueError(
-                f"num_devices must be given for {norm.name}, because its SymbolBlock "
-                "is not initialized. Call net.initialize(ctx=...) first, or pass "
-                "num_devices."
-            )
+    is_known = settings.num_devices or contexts_of(norm.layer.running_mean)
+    if norm.block is not None and not is_known:
+        raise ValueError(
+            f"num_devices must be given for {norm.name}, because its SymbolBlock is "
+            "not initialized. Call net.initialize(ctx=...) first, or pass num_devices."
+        )
 
 
-def _remake_graphs(norms: Iterable[Norm]) -> None:
-    norms = list(norms)
+def _remake_graphs(norms):
     for block in {norm.block: None for norm in norms if norm.block is not None}:
         finding.remake_graph(block)
     forget_graphs_with([norm.layer.running_mean for norm in norms])
 
 
 def _convert_layer(norm, settings):
-    """Convert a layer; return True if its graphs must be remade."""
+    """Convert a layer; return True if graphs with the layer must be remade."""
     layer = norm.layer
     _set_fixed_gamma(layer)
     settings = settings._replace(**_activation_of(layer))
     if isinstance(layer, SyncBatchNorm):
         sync = layer._sync
-        # A node may share its state with the block from which it was exported.
+        # A node needs a new key if the block that it was exported from still exists.
         if norm.block is None and sync.name == norm.name:
             sync.settings = settings
             sync.update(layer.contexts(), settings_of(layer), restarts=True)
             return False
         original = sync.original
     else:
-        original = type(layer), settings_of(layer)
+        original = type(layer)
+        if isinstance(layer, CONTRIB):  # it has other settings than a BatchNorm
+            names = "eps", "momentum", "fix_gamma", "use_global_stats"
+            kept = {name: settings_of(layer)[name] for name in names}
+            set_settings(layer, {"axis": 1, **kept})
         if isinstance(layer, (ActivatedBatchNorm, CONTRIB)):
-            original = nn.BatchNorm, {}
-        _drop_special_settings(layer)
+            original = nn.BatchNorm
         layer.__class__ = SyncBatchNorm
     layer._sync = Synchronization(norm.name, settings, original)
     return True
@@ -321,31 +317,20 @@ def _activation_of(layer):
     return {"activation": settings.activation, "slope": settings.slope}
 
 
-def _revert_layer(layer):
+def _revert_layer(norm):
+    layer = norm.layer
+    if isinstance(layer, CONTRIB):
+        _convert_layer(norm, Settings())
     _set_fixed_gamma(layer)
-    original, settings = nn.BatchNorm, {}
-    if isinstance(layer, SyncBatchNorm):
-        sync = vars(layer).pop("_sync")
-        sync.release()
-        original, settings = sync.original
-        if original is nn.BatchNorm and sync.settings.activation is not None:
-            original, layer._activation_settings = ActivatedBatchNorm, sync.settings
-    else:
-        _drop_special_settings(layer)
-    # Settings that the program has changed stay; GluonCV freezes statistics this way.
-    set_settings(layer, {**settings, **settings_of(layer)})
-    layer.__class__ = original
-
-
-def _drop_special_settings(block):
-    """Drop settings that only one class has; the axis of MXNet's contrib layer is 1."""
-    names = "axis", "eps", "momentum", "fix_gamma", "use_global_stats"
-    settings = {"axis": 1, **settings_of(block)}
-    set_settings(block, {name: settings[name] for name in names})
+    sync = vars(layer).pop("_sync")
+    sync.release()
+    layer.__class__ = sync.original
+    if sync.original is nn.BatchNorm and sync.settings.activation is not None:
+        layer.__class__, layer._activation_settings = ActivatedBatchNorm, sync.settings
 
 
 def _set_fixed_gamma(block):
-    """Set an unused gamma to 1, as training in MXNet does; other programs read it."""
+    """Set an unused gamma to 1, because programs that load it may use it."""
     if settings_of(block)["fix_gamma"]:
         with autograd.pause():
             for data in data_of(block.gamma):

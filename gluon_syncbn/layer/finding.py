@@ -1,7 +1,7 @@
-"""Find the batch normalizations of a net, each as a Gluon layer.
+"""Find the batch normalizations of a net: blocks, and nodes in graphs of SymbolBlocks.
 
-Most are blocks. For a node in a SymbolBlock's graph this module makes a layer with the
-node's settings and parameters. The graph is remade when the layer has changed.
+This module makes a layer for each node, with the node's settings and parameters. If the
+layer is converted, reverted or frozen, the graph is remade.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from mxnet.gluon import HybridBlock, SymbolBlock, nn
 from ..compat import IS_GLUON_2
 from ..mxnet_private import blocks, graphs
 from ..mxnet_private.blocks import BatchNormBase, settings_of
+from ..native import steps
 from .batch_norm import SyncBatchNorm
-from .graphs import is_guard, is_ours
-from .synchronization import ActivatedBatchNorm, Synchronization
+from .graphs import guards_of, is_ours
+from .synchronization import ActivatedBatchNorm
 
 # MXNet 2 has it in nn.
 CONTRIB = getattr(nn, "SyncBatchNorm", None) or mx.gluon.contrib.nn.SyncBatchNorm
@@ -39,13 +40,12 @@ class Norm(NamedTuple):
     """A batch normalization of a net."""
 
     name: str
-    layer: Any  # None if only its running mean is known
+    layer: Any  # None if the net has only a parameter that is named like a running mean
     reason: str = ""  # why it cannot synchronize
-    block: Any = None  # the SymbolBlock of a node
-    is_masked: bool = False  # some of its nodes have a mask
+    block: Any = None  # the SymbolBlock whose graph has the layer
+    is_masked: bool = False  # the graph calls the layer with a mask
 
     def is_frozen(self) -> bool:
-        """Return True if the layer uses its running statistics in training also."""
         return self.layer is not None and bool(settings_of(self.layer)[_FROZEN])
 
     def __str__(self) -> str:
@@ -53,10 +53,7 @@ class Norm(NamedTuple):
 
 
 def norms_of(net: mx.gluon.Block) -> list[Norm]:
-    """Return the batch normalizations of a net, including `net` itself.
-
-    A parameter of no known layer that is named like a running mean is also returned.
-    """
+    """Return the batch normalizations of a net, including `net` itself."""
     found, names = [], blocks.names_in(net)
     for block, name in names.items():
         if isinstance(block, SymbolBlock):
@@ -77,21 +74,19 @@ def norms_of(net: mx.gluon.Block) -> list[Norm]:
 
 
 def synchronized_layers(net: mx.gluon.Block) -> list:
-    """Return all SyncBatchNorm layers of a net, including `net` itself."""
     return [n.layer for n in norms_of(net) if isinstance(n.layer, SyncBatchNorm)]
 
 
 def unsynchronized_layers(net: mx.gluon.Block) -> list[str]:
-    """Return the names of MXNet's own batch normalizations that train statistics."""
+    """Return the names of layers that train their statistics on each device alone."""
     norms = [norm for norm in norms_of(net) if not norm.is_frozen()]
     return [n.name for n in norms if not isinstance(n.layer, SyncBatchNorm)]
 
 
 def dividing_operators(net: mx.gluon.Block, outputs: Iterable) -> list[str]:
-    """Return the names of operators that divide their gradient by the number of rows.
+    """Return the names of operators that divide their gradient by a device's rows.
 
-    On several devices this is the number of one device. `outputs` are recorded arrays
-    of one device.
+    `outputs` are recorded arrays of one device.
     """
     hybrid = [b for b in blocks.blocks_of(net) if isinstance(b, HybridBlock)]
     found = [*map(blocks.graph_of, hybrid), *graphs.symbols_of(outputs)]
@@ -107,12 +102,12 @@ def dividing_operators(net: mx.gluon.Block, outputs: Iterable) -> list[str]:
 
 
 def own_methods(block: mx.gluon.Block) -> list[str]:
-    """Return the names that a layer's own class defines and conversion would lose."""
+    """Return the names of methods of a layer that conversion would lose."""
     cls = type(block)
     known = next(base for base in cls.__mro__ if base in _KNOWN).__mro__
     own = {name for base in cls.__mro__ if base not in known for name in vars(base)}
     for name in {"forward", "hybrid_forward"} & vars(block).keys():
-        # A parallel net's forward calls the class's forward, so it may stay.
+        # The forward of a parallel net calls the class's forward.
         if not getattr(vars(block)[name], "calls_class", False):
             own.add(name)
     if cls.__name__ == "BatchNormCudnnOff":  # GluonCV's class differs on cuDNN only
@@ -120,19 +115,16 @@ def own_methods(block: mx.gluon.Block) -> list[str]:
     return sorted(n for n in own if n == "__call__" or not n.startswith("__"))
 
 
-# ---- The graph of a SymbolBlock, and its layers.
+# ---- SymbolBlocks.
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass  # MXNet would warn of the blocks in a tuple
 class _Source:
-    """The original graph of a SymbolBlock, and its batch normalizations.
-
-    It is not a tuple, because MXNet would warn that it contains unregistered children.
-    """
+    """The original graph of a SymbolBlock, and the graph that was made from it."""
 
     graph: Any
-    norms: dict  # {number of a node: Norm}
-    made: Any  # the graph that was made from the layers
+    norms: dict  # {number of a node in `graph`: Norm}
+    made: Any
     keys: list  # the keys of the layers in `made`
 
 
@@ -145,7 +137,7 @@ def _source_of(block):
     source = vars(block).get("_source")
     if source is None or source.made is not blocks.graph_of(block):
         source = block._source = _read(block)
-    elif source.keys != _keys_of(source.norms):  # the block is a copy
+    elif source.keys != _keys_of(source.norms):  # a copied layer has another key
         remake_graph(block)
     return source
 
@@ -160,7 +152,7 @@ def _read(block):
             continue
         inputs = [nodes[n]["name"] for n, *_ in node["inputs"]]
         inputs = inputs[1:3] + inputs[-2:]
-        key = node["attrs"].get("layer_key", number)  # a layer may be used twice
+        key = node["attrs"].get("layer_key", number)  # two nodes may have one layer
         if key not in layers:
             layers[key] = _layer_of(node, inputs, block.params)
         layer = layers[key]
@@ -181,7 +173,7 @@ def _layer_of(node, inputs, parameters):
         options["num_devices"] = 1  # MXNet warns without it
     layer = cls(**options)
     if is_ours(node):
-        layer._sync = Synchronization.by_key(attributes["layer_key"])
+        layer._sync = steps.layers[attributes["layer_key"]]
         layer.__class__ = SyncBatchNorm
         settings = {**layer._sync.norm_settings, _FROZEN: False}
     else:
@@ -206,17 +198,13 @@ def remake_graph(block: SymbolBlock) -> None:
     changes = {number: _change(nodes[number], norms[number]) for number in norms}
     replaced = {number for number, change in changes.items() if change is None}
     ours = {number for number in replaced if is_ours(nodes[number])}
-    # The symbols of the layers have guards, so the guards around old nodes go.
-    guards_before = {nodes[number]["inputs"][0][0] for number in ours}
+    dropped = guards_of(nodes, ours)  # new nodes come with guards
 
     def replace(number, node):
         if number in replaced:
             return _symbol_of(norms[number].layer, _is_masked(node))
         node["attrs"].update(changes.get(number, {}))
-        is_behind = bool(node["inputs"]) and node["inputs"][0][0] in ours
-        if is_guard(node) and (number in guards_before or is_behind):
-            return mx.sym.var(graphs.INPUT)
-        return None
+        return mx.sym.var(graphs.INPUT) if number in dropped else None
 
     source.made = source.graph
     if any(change != {} for change in changes.values()):
@@ -226,14 +214,14 @@ def remake_graph(block: SymbolBlock) -> None:
 
 
 def _change(node, norm):
-    """Update a layer; return its node's new attributes, or None for another node."""
+    """Return new attributes for a node, or None if it needs another operator."""
     layer, is_frozen = norm.layer, settings_of(norm.layer)[_FROZEN]
     if is_ours(node):
         if type(layer) is not SyncBatchNorm or is_frozen:
             return None
         layer._sync.register(getattr(layer, name) for name in _PARAMETERS)
         layer._sync.update(layer.contexts(), settings_of(layer))
-        layer._sync.keep()
+        layer._sync.kept.add(layer._sync)
         return {"layer_key": layer.key}
     if not norm.reason and type(layer) is not _OPERATORS[node["op"]]:
         return None
@@ -241,9 +229,9 @@ def _change(node, norm):
 
 
 def _symbol_of(layer, is_masked):
-    """Return a symbol of a layer that can replace a node."""
+    """Return a call of a layer with the symbol that `graphs.rewrite` replaces."""
     data, settings = mx.sym.var(graphs.INPUT), settings_of(layer)
-    if is_masked:  # the node's input is a matrix with the channels last
+    if is_masked:  # the node's input is the matrix of masking.py
         blocks.set_settings(layer, {**settings, "axis": -1})
     symbol = layer(data.as_np_ndarray() if mx.util.is_np_array() else data)
     blocks.set_settings(layer, settings)

@@ -1,16 +1,12 @@
 """Change graphs with layers so that MXNet runs them safely, and warn if one is saved.
 
 Any block may run such a graph: GluonCV makes SymbolBlocks from symbols of a layer. So
-the first layer that is traced replaces MXNet's class of graphs. docs/design/mxnet.md
-has the reasons for both changes.
+the first layer that is traced replaces MXNet's class of graphs.
 
-**Guards.** An operator before a layer makes its input plain, which means row-major
-instead of oneDNN's blocked layout. An operator behind the layer makes the gradient
-plain. In symbols these operators are copies, which are safe in every mode. A graph that
-runs knows its mode, devices and shapes, so it has cheaper operators or none.
-
-**Order.** In static_shape graphs MXNet would not order two uses of the same running
-statistics, and devices could exchange the wrong uses of a layer.
+A guard is an operator before or after a layer that makes the layer's input, or the
+gradient of its output, plain: row-major instead of oneDNN's blocked layout. The reasons
+for guards, and for the order of layers in static_shape graphs, are in
+docs/design/mxnet.md.
 """
 
 from __future__ import annotations
@@ -34,13 +30,13 @@ from ..native.library import load
 
 
 def guarded(F: Any, value: Any) -> Any:
-    """Return a copy that makes a layer's input, or its output's gradient, plain."""
-    # The backward of amp_multicast never adds to the gradient of a graph's input.
+    """Return a copy of a value. A copy is a guard that is safe in every mode."""
+    # amp_multicast copies nothing, but never adds to the gradient of a graph's input.
     return F.SliceChannel(value, num_outputs=1)
 
 
 def plain_gradient(y: mx.nd.NDArray) -> mx.nd.NDArray:
-    """Return a view of `y` whose gradient reaches `y` in the plain layout."""
+    """Return a view of a layer's output whose gradient is plain."""
     if y.context.device_type == "gpu" or not autograd.is_recording():
         return y
     if isinstance(y, mx.np.ndarray):
@@ -51,11 +47,6 @@ def plain_gradient(y: mx.nd.NDArray) -> mx.nd.NDArray:
 def is_ours(node: dict) -> bool:
     """Return True if a node of a graph is a layer."""
     return node["op"] == "Custom" and node["attrs"]["op_type"] == "gluon_syncbn"
-
-
-def is_guard(node: dict) -> bool:
-    """Return True if a node of a graph only copies, like a guard."""
-    return node["op"] == "SliceChannel" and node["attrs"]["num_outputs"] == "1"
 
 
 def layers_in(symbol: Any) -> list:
@@ -74,11 +65,8 @@ def watch_graphs() -> None:
             self.handle = None  # MXNet's destructor frees it, also after an error
             self._statistics: list = []  # indices of running statistics in the inputs
             self._layers = layers_in(graph)
-            self._is_for_gpus = bool(self._layers) and all(
-                context.device_type == "gpu"
-                for layer in self._layers
-                for context in layer.contexts or [mx.cpu()]
-            )
+            found = [c for x in self._layers for c in x.contexts or [mx.cpu()]]
+            self._is_for_gpus = {c.device_type for c in found} == {"gpu"}
             if self._layers:
                 is_static = bool(dict(flags).get("static_shape"))
                 graph = _prepared(graph, is_static, self._is_for_gpus)
@@ -94,7 +82,7 @@ def watch_graphs() -> None:
             outputs = super().__call__(*inputs, **options)
             written = [inputs[k] for k in self._statistics]
             if written:
-                # Later uses of the statistics must wait for the end of the call.
+                # MXNet does not order two calls that write the same statistics.
                 do_nothing, context = load().gluon_syncbn_do_nothing, written[0].context
                 push(do_nothing, 0, context, arrays_in(outputs), written)
             return outputs
@@ -115,7 +103,7 @@ def watch_graphs() -> None:
     def save(symbol: Any, *args: Any, **options: Any) -> Any:
         layers = layers_in(symbol)
         for layer in layers:
-            layer.keep()  # the file may be loaded after its block is deleted
+            layer.kept.add(layer)  # the file may be loaded after its block is deleted
         if layers:
             names = [f"'{layer.name}'" for layer in layers]
             warn(
@@ -129,23 +117,19 @@ def watch_graphs() -> None:
 
 
 def _prepared(symbol, is_static, is_for_gpus):
-    """Return a graph with the guards that it needs, and with edges for the order.
-
-    Each new edge leads to a node that MXNet has visited before. So the order of the
-    graph's inputs does not change.
-    """
+    """Choose a graph's guards; in static_shape graphs also order the layers."""
     graph, build = parse(symbol), current_build()
-    # A layer that is called directly makes its arrays plain in `forward`.
-    is_direct = build is not None and not IS_GLUON_2
-    is_direct = is_direct and isinstance(build.block, BatchNormBase)
-    if is_for_gpus or is_direct:
-        dropped = set(_guards(graph))
+    block = build.block if build else None
+    ours = {number for number, node in enumerate(graph["nodes"]) if is_ours(node)}
+    dropped, guards = {}, guards_of(graph["nodes"], ours)
+    # A layer that is hybridized alone makes its arrays plain in `forward`.
+    if is_for_gpus or isinstance(block, BatchNormBase) and not IS_GLUON_2:
+        dropped = guards
     else:
-        dropped = set()
-        _choose_guards(symbol, graph, is_static, build)
+        _choose_guards(symbol, graph, guards, is_static, build)
     nodes: list = []
-    entries: list = []  # as resolve_entry takes them
-    latest: dict = {}  # {running mean: the node that used it last}
+    entries: list = []  # the argument `entries` of resolve_entry
+    latest: dict = {}  # {running mean: the latest layer that uses it}
 
     for number, node in enumerate(graph["nodes"]):
         inputs = [resolve_entry(entry, entries) for entry in node["inputs"]]
@@ -153,9 +137,11 @@ def _prepared(symbol, is_static, is_for_gpus):
             entries.append(inputs[0][:2])
             continue
         attributes = node["attrs"]
-        if is_static and is_ours(node):
+        if is_static and number in ours:
             mean = inputs[-2][0]
             if mean in latest and attributes.get("chained") != "True":
+                # The input comes from an earlier node, so MXNet finds the graph's
+                # inputs in the same order as before.
                 after = {"op": "size_array", "name": f"{node['name']}_after"}
                 nodes.append({**after, "inputs": [[latest[mean], 0, 0]]})
                 inputs.insert(3, [len(nodes) - 1, 0, 0])
@@ -167,36 +153,40 @@ def _prepared(symbol, is_static, is_for_gpus):
     return from_nodes(symbol, graph, nodes, heads)
 
 
-def _guards(graph):
-    """Return {number of a guard: True if it is behind a layer}."""
-    nodes, found = graph["nodes"], {}
+def guards_of(nodes: list, layers: set) -> dict:
+    """Return {number of a guard of these layers: True if it is behind a layer}."""
+    found = {}
     for number, node in enumerate(nodes):
-        if is_ours(node) and is_guard(nodes[node["inputs"][0][0]]):
-            found[node["inputs"][0][0]] = False
-        if is_guard(node) and is_ours(nodes[node["inputs"][0][0]]):
+        before = node["inputs"][0][0] if node["inputs"] else -1
+        if number in layers and _is_guard(nodes[before]):
+            found[before] = False
+        if before in layers and _is_guard(node):
             found[number] = True
     return found
 
 
-def _choose_guards(symbol, graph, is_static, build):
+def _is_guard(node):
+    return node["op"] == "SliceChannel" and node["attrs"]["num_outputs"] == "1"
+
+
+def _choose_guards(symbol, graph, guards, is_static, build):
     """Replace the guards of a graph by cheaper ones."""
-    guards = _guards(graph)
-    forms = _infer(symbol, graph, list(guards), build)
-    for (number, is_behind), (ndim, dtype) in zip(guards.items(), forms):
+    inferred = _infer(symbol, graph, list(guards), build)
+    for (number, is_behind), (ndim, dtype) in zip(guards.items(), inferred):
         if not is_behind:
-            # A Reshape of up to 4 dimensions works in place if it can. A static_shape
-            # graph is safe without it, but would keep a plain copy of each input.
+            # A Reshape of up to 4 dimensions is in place where that is safe. Without
+            # it a static_shape graph would keep a plain copy of each input.
             if 1 <= ndim <= 4:
                 _replace(graph["nodes"][number], "Reshape", shape="(-2,)")
         elif not is_static:
-            # A transpose reads blocked layouts in one pass, and is never in place.
+            # The gradient of a transpose is plain, because it is never in place.
             if ndim == 4:
                 _replace(graph["nodes"][number], "transpose", axes="(0, 1, 2, 3)")
-        # amp_multicast is in place. It keeps the layer from being an output of the
-        # graph, which MXNet would run as in the other modes.
+        # An output of a static_shape graph is not safe, so a layer must not be one.
+        # amp_multicast is in place.
         elif dtype == "float32":
             _replace(graph["nodes"][number], "amp_multicast", num_outputs="1")
-        # A Reshape copies blocked gradients, but only float32 has blocked layouts.
+        # The backward of a Reshape would copy blocked gradients, which are float32.
         elif dtype is not None:
             _replace(graph["nodes"][number], "Reshape", shape="(-2,)")
 
@@ -206,7 +196,7 @@ def _replace(node, operator, **attributes):
 
 
 def _infer(symbol, graph, numbers, build):
-    """Return (number of dimensions or 0, dtype or None) for each of some nodes."""
+    """Return the number of dimensions, or 0, and the dtype, or None, of each node."""
     if build is None or not numbers:
         return [(0, None)] * len(numbers)
     heads = [[number, 0, 0] for number in numbers]

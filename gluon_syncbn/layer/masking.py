@@ -1,7 +1,7 @@
 """Masked data as a matrix (elements, channels) with the valid elements first.
 
-The operator reads and writes only the valid elements. So the result is bitwise the
-result for these alone, and a device may have only padding.
+The operator reads and writes only the first rows of the matrix, which are valid. So
+padding does not change a bit of the result, and a device may have only padding.
 """
 
 from __future__ import annotations
@@ -27,30 +27,28 @@ class MaskedElements:
         self._order = F.argsort(self._is_valid, is_ascend=False, dtype="int32")
         self._channels_last = self._swapped(x)
 
-    def valid_first(self) -> Any:
-        """Return the elements of the data, with padding last."""
+    def matrix(self) -> Any:
+        """Return the elements of the data, the valid ones first."""
         elements = self._F.reshape(self._channels_last, shape=(-1, 0), reverse=True)
         return self._F.take(self._without_padding(elements), self._order)
 
-    def count(self, elements: Any) -> Any:
+    def count(self, matrix: Any) -> Any:
         """Return the number of valid elements, repeated for each channel."""
         F = self._F
         count = F.sum(F.cast(self._is_valid, dtype="float64"), axis=0, keepdims=True)
         # The shape of gamma may be unknown before the first call.
-        channels = F.reshape(
-            F.slice_axis(elements, axis=0, begin=0, end=1), shape=(-1,)
-        )
+        channels = F.reshape(F.slice_axis(matrix, axis=0, begin=0, end=1), shape=(-1,))
         return F.broadcast_like(count, F.cast(F.BlockGrad(channels), dtype="float64"))
 
-    def put_back(self, elements: Any) -> Any:
-        """Return elements in the order and shape of the data, with 0 for padding."""
+    def put_back(self, matrix: Any) -> Any:
+        """Return a matrix's elements in the shape of the data, with 0 for padding."""
         F = self._F
-        elements = F.contrib.index_copy(F.zeros_like(elements), self._order, elements)
+        elements = F.contrib.index_copy(F.zeros_like(matrix), self._order, matrix)
         y = F.reshape_like(self._without_padding(elements), self._channels_last)
         return self._swapped(y)
 
     def _without_padding(self, elements):
-        """Replace padding by zeros, whose gradients are zeros also."""
+        """Replace padding by zeros; its gradients are zeros also."""
         return self._F.where(self._is_valid, elements, self._F.zeros_like(elements))
 
     def _swapped(self, array):
@@ -61,7 +59,7 @@ class MaskedElements:
 
 
 def check_mask(layer: str, x: Any, mask: Any, axis: int) -> None:
-    """Raise an error for a wrong mask; MXNet's operators check masks in graphs."""
+    """Raise an error for a wrong mask, except for a shape in a graph."""
     kind = mx.nd.NDArray if isinstance(x, mx.nd.NDArray) else mx.sym.Symbol
     check_type("mask", mask, kind, f"{kind.__name__}, like data")
     if kind is mx.sym.Symbol:

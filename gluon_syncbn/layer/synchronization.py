@@ -35,9 +35,9 @@ _EXPECTED = 'None, "machine", "process", a list of ranks, or a list of such list
 
 
 class Settings(NamedTuple):
-    """The options that a BatchNorm does not have; see the arguments of SyncBatchNorm.
+    """The arguments of SyncBatchNorm that a BatchNorm does not have.
 
-    Conversion sets all but the activation.
+    Conversion changes neither the activation nor the slope of a layer.
     """
 
     num_devices: int | None = None
@@ -87,7 +87,6 @@ def check_numbers(
 
 
 def apply_activation(F: Any, z: Any, settings: Settings) -> Any:
-    """Apply the activation of a layer with MXNet's own operators."""
     if settings.activation == "relu":
         return F.relu(z)
     if settings.activation == "leaky_relu":
@@ -98,29 +97,25 @@ def apply_activation(F: Any, z: Any, settings: Settings) -> Any:
 class Synchronization:
     """The state of a layer that a BatchNorm does not have, also in native code.
 
-    A node of a graph stores only the key of its layer. The key is unique in a process,
-    but a block's prefix is not. Processes match layers by `shared_name`, which numbers
-    layers of one name in the order in which the program makes them.
+    Nodes of graphs find a layer by `key`, and other processes find it by `shared_name`,
+    because names of blocks are not unique.
     """
 
-    _made = collections.Counter()  # layers by name
-    _kept: set = set()  # layers of symbols, which may outlive the blocks
+    kept: set = set()  # layers of symbols, which may outlive the blocks
     has_warned = False  # once for all loops over CPU contexts
+    _made = collections.Counter()  # the number of layers that were made with each name
 
     def __init__(
-        self,
-        name: str,
-        settings: Settings,
-        original: tuple[type, dict] = (nn.BatchNorm, {}),
+        self, name: str, settings: Settings, original: type = nn.BatchNorm
     ) -> None:
         self.name, self.settings = name, settings
-        self.original = original  # the class and settings that reverting restores
+        self.original = original  # the class that reverting restores
         self._is_isolated = False
-        # The latest call or trace sets these:
+        # The layer's latest call or trace sets these attributes.
         self.contexts: list = []
         self.norm_settings: dict = {}  # the settings of a BatchNorm
         self.parameters: Any = weakref.WeakSet()
-        self._options: tuple = ()  # as native code has them
+        self._native_options: tuple = ()
         self._made[name] += 1
         self.shared_name, count = name, self._made[name]
         if count > 1:
@@ -132,28 +127,13 @@ class Synchronization:
         release.atexit = False
         steps.layers[self.key] = self
 
-    @staticmethod
-    def by_key(key: str) -> Synchronization:
-        """Return the layer of a graph's node; raise ValueError if it is gone."""
-        found = steps.layers.get(key)
-        if found is None:
-            raise ValueError(
-                "the SyncBatchNorm layers in the graph of net must exist, got one that "
-                "was deleted. Call revert_sync_batchnorm before you export a net."
-            )
-        return found
-
     def __reduce__(self):  # a copy gets another key
         return Synchronization, (self.name, self.settings, self.original)
-
-    def keep(self, is_kept: bool = True) -> None:
-        """Keep the layer alive for symbols that may outlive the block, or stop that."""
-        (self._kept.add if is_kept else self._kept.discard)(self)
 
     def register(self, parameters: Iterable) -> None:
         """Make trainers of the parameters wait for exchanges of this layer."""
         parameters = list(parameters)
-        # A layer always has equally many parameters, so new ones replace old ones.
+        # A layer always has equally many parameters, so a superset is equal.
         if not self.parameters.issuperset(parameters):
             self.parameters = weakref.WeakSet(parameters)
             steps.guard_trainers(parameters)
@@ -185,11 +165,11 @@ class Synchronization:
             NONFINITE.index(settings.nonfinite),
             ACTIVATIONS.index(settings.activation),
         )
-        if options != self._options:
+        if options != self._native_options:
             array = (ctypes.c_int * len(ranks))(*ranks)
             given = LayerOptions(*options[:2], array, *options[3:])
             load().gluon_syncbn_set_options(self.key, given, restarts)
-            self._options = options
+            self._native_options = options
 
     def isolate(self, is_isolated: bool) -> None:
         """Synchronize with no other process, or with all processes of `group` again."""
@@ -208,9 +188,8 @@ class Synchronization:
             warn(
                 f"SyncBatchNorm '{self.name}' is on {comma_list(contexts)}, and the "
                 "main thread calls it. A loop over CPU contexts can wait until the "
-                "timeout, because operators of one thread share memory. Call "
-                "convert_sync_batchnorm(net) or allow_plain_loop(net) with the net "
-                "that the loop calls"
+                "timeout. Call convert_sync_batchnorm(net) or allow_plain_loop(net) "
+                "with the net that the loop calls"
             )
 
     def release(self) -> None:
@@ -229,7 +208,7 @@ class Synchronization:
 
 
 def _checked_group(group):
-    """Return a group; a list of ranks becomes a list of such lists."""
+    """Check a group, and return it; a list of ranks becomes a list of such lists."""
     if group is None or isinstance(group, str) and group in ("machine", "process"):
         return group
 
@@ -275,7 +254,7 @@ def ranks_of(group: Any, layer: str) -> list[int]:
 
 
 class ActivatedBatchNorm(nn.BatchNorm):
-    """A BatchNorm with an activation: a reverted SyncBatchNorm that has one."""
+    """The kind of BatchNorm to which a SyncBatchNorm with an activation is reverted."""
 
     if IS_GLUON_2:
 

@@ -4,15 +4,8 @@ Random programs (tests/parallel/test_random_programs.py) compare y, dx, dgamma, 
 and running statistics with the float64 oracle for random combinations of arguments.
 """
 
-import copy
-
 import gluon_syncbn
-from gluon_syncbn import (
-    SyncBatchNorm,
-    convert_sync_batchnorm,
-    freeze_statistics,
-    revert_sync_batchnorm,
-)
+from gluon_syncbn import SyncBatchNorm, convert_sync_batchnorm, revert_sync_batchnorm
 
 import mxnet as mx
 import numpy as np
@@ -27,13 +20,7 @@ from support.helpers import (
     set_mode,
     summed_grad,
 )
-from support.mistakes import (
-    assert_trains,
-    failure_of,
-    make_layer,
-    make_shards,
-    map_and_wait,
-)  # fmt: skip
+from support.mistakes import assert_trains, make_layer
 from support.nd import nd
 
 X = np.random.default_rng(0).normal(2, 3, (6, 3, 4, 5)).astype("float32")
@@ -41,7 +28,7 @@ X = np.random.default_rng(0).normal(2, 3, (6, 3, 4, 5)).astype("float32")
 
 @pytest.mark.parametrize("function", ["identity", "leaky_relu"])
 def test_dgamma_of_a_constant_channel_is_zero(function):
-    """An x_hat that is computed from y would only be the rounding error of y."""
+    """An x_hat that backward computes from y would only be a rounding error."""
     layer = SyncBatchNorm(
         in_channels=1, activation=function, beta_initializer=mx.init.Constant(3.3)
     )
@@ -69,16 +56,6 @@ def test_infinities_in_inference():
         assert x.grad.asnumpy()[3, 0] == expected_dx
 
 
-def test_a_copy_synchronizes_by_itself(devices):
-    layer = SyncBatchNorm(in_channels=3)
-    layer.initialize(ctx=devices.contexts)
-    twin = copy.deepcopy(layer)
-    assert twin.key != layer.key
-    with autograd.train_mode():
-        ys = devices.map(lambda shard: twin(layer(shard)), devices.split(X))
-    assert np.isfinite(ys[1].asnumpy()).all()
-
-
 def test_net_that_is_cast_after_it_ran():
     """A parameter's symbol keeps the dtype of the parameter at its first use."""
     net = nn.HybridSequential()
@@ -95,26 +72,16 @@ def test_net_that_is_cast_after_it_ran():
         assert_all_near(found[-1], found[0], "float64", 72, 72)
 
 
-SLOPES = {"identity": None, "relu": None, "leaky_relu": 0.01}
-
-
-@pytest.mark.parametrize("function", SLOPES)
-def test_an_activation_stays_when_the_layer_is_frozen_or_reverted(function):
-    layer = SyncBatchNorm(num_devices=1, activation=function)
+def test_a_reverted_layer_keeps_its_activation():
+    layer = SyncBatchNorm(num_devices=1, activation="leaky_relu")
     layer.initialize()
-    x, limits = nd.array(X), (1e-5, 1e-5)
+    x = nd.array(X)
     y, text = layer(x).asnumpy(), repr(layer)
-    assert SLOPES[function] is None or f"slope={SLOPES[function]}" in text
-    with autograd.train_mode():
-        freeze_statistics(layer)
-        np.testing.assert_allclose(layer(x).asnumpy(), y, *limits)
-    freeze_statistics(layer, False)
     for _ in range(2):
-        assert revert_sync_batchnorm(layer) is layer
+        revert_sync_batchnorm(layer)
         assert isinstance(layer, nn.BatchNorm) and not isinstance(layer, SyncBatchNorm)
-        np.testing.assert_allclose(layer(x).asnumpy(), y, *limits)
-        assert repr(convert_sync_batchnorm(layer, 1)) == text
-        np.testing.assert_array_equal(layer(x).asnumpy(), y)
+        np.testing.assert_allclose(layer(x).asnumpy(), y, 1e-5, 1e-5)
+        assert repr(convert_sync_batchnorm(layer, 1)) == text and "slope=0.01" in text
 
 
 # ---- Mistakes raise an error of one sentence as early as possible.
@@ -135,13 +102,12 @@ def test_huge_timeout_means_no_limit(seconds, devices):
 
 
 @pytest.mark.parametrize("axis", [4, -5])
-def test_axis_outside_of_the_input(axis, devices):
-    layer = SyncBatchNorm(axis=axis, in_channels=3, num_devices=2)
-    layer.initialize(ctx=devices.contexts)
+def test_axis_outside_of_the_input(axis):
+    layer = SyncBatchNorm(axis=axis, in_channels=3)
+    layer.initialize()
     text = rf"'{layer.name}'(?=.*\b4\b).*axis.*{axis}\b"
-    with pytest.raises(ValueError, match=text):
-        with autograd.train_mode():
-            map_and_wait(devices, layer, make_shards(devices))
+    with autograd.train_mode(), pytest.raises(ValueError, match=text):
+        layer(nd.array(X))
 
 
 @pytest.mark.parametrize(
@@ -151,14 +117,10 @@ def test_axis_outside_of_the_input(axis, devices):
         ("int32", "float32", ["int32"]),
     ],
 )
-def test_dtypes_that_it_does_not_take(dtype, dtype_of_gamma, facts, devices):
-    layer = make_layer(devices.contexts, num_devices=2)
+def test_dtypes_that_it_does_not_take(dtype, dtype_of_gamma, facts):
+    layer = SyncBatchNorm(in_channels=3)
+    layer.initialize()
     layer.gamma.cast(dtype_of_gamma)
-    shards = [x.astype(dtype) for x in make_shards(devices)]
-    with autograd.train_mode():
-        text = failure_of(map_and_wait, devices, layer, shards)
-    assert all(fact in text for fact in [f"'{layer.name}'", *facts])
-    gluon_syncbn.recover()
-    layer.cast("float32")
-    layer.gamma.cast("float32")
-    assert_trains(devices, layer)
+    with autograd.train_mode(), pytest.raises(mx.MXNetError) as caught:
+        layer(nd.array(X, dtype=dtype)).wait_to_read()
+    assert all(fact in str(caught.value) for fact in [f"'{layer.name}'", *facts])

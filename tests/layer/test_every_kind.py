@@ -1,26 +1,38 @@
 """Blocks and nodes of every kind are converted, reverted and frozen, or named."""
 
+import copy
 import warnings
 from functools import partial
 
 from gluon_syncbn import (
     Devices,
     SyncBatchNorm,
+    check_replicas,
     convert_sync_batchnorm,
     freeze_statistics,
     make_parallel,
     recompute_statistics,
     revert_sync_batchnorm,
 )
+from gluon_syncbn.layer.finding import synchronized_layers
 
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd
-from mxnet.gluon import HybridBlock, SymbolBlock, nn
+from mxnet.gluon import HybridBlock, SymbolBlock, Trainer, nn
 from support import reference
-from support.blocks import MXNETS_LAYER, gluon_1_only
-from support.helpers import assert_near, cpus, operators, set_mode, value, whole
+from support.blocks import MXNETS_LAYER, Same, gluon_1_only
+from support.helpers import (
+    MODES,
+    assert_all_near,
+    assert_near,
+    cpus,
+    operators,
+    set_mode,
+    value,
+    whole,
+)
 
 pytestmark = gluon_1_only("blocks take no symbols")
 
@@ -58,32 +70,32 @@ if hasattr(nn, "BatchNormReLU"):  # MXNet 1.8 brought it
 
 
 class Nets:
-    """Two nets that share a child block, and shards of X."""
+    """Two nets that share a child block."""
 
     def __init__(self, kind, mode, contexts):
-        self.part, self.devices = KINDS[kind](), Devices(contexts)
+        self.child, self.devices = KINDS[kind](), Devices(contexts)
         self.activation = kind.split()[0] + "_relu" * kind.startswith("leaky")
         self.eps = 1e-3 if kind == "node" else 1e-5
         self.nets = [nn.HybridSequential(), nn.HybridSequential()]
         for net in self.nets:
-            net.add(nn.HybridLambda("identity"), self.part, nn.HybridLambda("identity"))
+            net.add(Same(), self.child, Same())
             net.initialize(ctx=contexts)
             set_mode(net, mode)
             net(mx.nd.array(X, ctx=contexts[0]))
-        for name, parameter in self.part.collect_params().items():
+        for name, parameter in self.child.collect_params().items():
             is_one = name.endswith(("gamma", "var"))
             parameter.set_data(mx.nd.ones(3) if is_one else mx.nd.zeros(3))
 
     def statistics(self):
         """Return the running mean and variance on each device."""
         mx.nd.waitall()
-        found = self.part.collect_params(".*(running|moving)_(mean|var)").values()
+        found = self.child.collect_params(".*(running|moving)_(mean|var)").values()
         return [[value(p, k) for p in found] for k in range(len(self.devices))]
 
     def check(self, kind):
         """Check outputs, and which statistics a call changes."""
         shards = self.devices.split(X)
-        parts = [shard.asnumpy() for shard in shards]
+        arrays = [shard.asnumpy() for shard in shards]
         for net in self.nets:
             before = self.statistics()
             if kind == "prediction":
@@ -95,17 +107,15 @@ class Nets:
                 self.devices.map(lambda y: y.backward(), ys)
             trains = kind in ("whole", "alone")
             assert np.array_equal(before, self.statistics()) != trains
-            if not trains:
-                expected = [
-                    reference.inference_forward(
-                        part, *IDENTITY, *statistics, 1, self.eps
-                    )
-                    for part, statistics in zip(parts, before)
-                ]
-            else:
-                together = [X] if kind == "whole" else parts
-                found = [reference.forward(x, *IDENTITY, 1, self.eps) for x in together]
+            if trains:
+                batches = [X] if kind == "whole" else arrays
+                found = [reference.forward(x, *IDENTITY, 1, self.eps) for x in batches]
                 expected = [y for y, *_ in found]
+            else:
+                expected = [
+                    reference.inference_forward(x, *IDENTITY, *running, 1, self.eps)
+                    for x, running in zip(arrays, before)
+                ]
             expected = np.concatenate(expected)
             if self.activation in ("relu", "leaky_relu"):
                 expected = reference.activate(expected, self.activation, LEAKY["slope"])
@@ -117,38 +127,46 @@ class Nets:
     [("static_alloc", 1), ("imperative", 2), ("hybridize", 2), ("static_shape", 2)],
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_part_of_nets_that_were_called(kind, mode, count):
+def test_a_child_block_of_two_nets(kind, mode, count):
     nets = Nets(kind, mode, cpus(count))
-    original, text = type(nets.part), repr(nets.part)
+    original, text = type(nets.child), repr(nets.child)
     nets.check("prediction")
     if kind in ("layer", "relu", "node", "relu node"):
         nets.check("alone")
         nets.check("prediction")
-    convert_sync_batchnorm(nets.part, count)
+    convert_sync_batchnorm(nets.child, count)
     nets.check("whole")
     nets.check("prediction")
-    freeze_statistics(nets.part)
+    freeze_statistics(nets.child)
     nets.check("frozen")
-    freeze_statistics(nets.part, False)
+    freeze_statistics(nets.child, False)
     nets.check("whole")
-    convert_sync_batchnorm(nets.part, count, nonfinite="skip")
+    convert_sync_batchnorm(nets.child, count, nonfinite="skip")
     before = nets.statistics()
     with autograd.record():
         nets.devices.map(nets.nets[0], nets.devices.split(X * np.nan))
     assert np.array_equal(before, nets.statistics())
-    revert_sync_batchnorm(nets.part)
+    revert_sync_batchnorm(nets.child)
     nets.check("alone")
     if kind in ("layer", "relu"):
-        assert (type(nets.part), repr(nets.part)) == (original, text)
+        assert (type(nets.child), repr(nets.child)) == (original, text)
     found = {*operators(nets.nets[0])}
     assert found.isdisjoint({"Custom", "_contrib_SyncBatchNorm", "SliceChannel"})
-    freeze_statistics(nets.part)
+    freeze_statistics(nets.child)
     nets.check("frozen")
-    convert_sync_batchnorm(nets.part, count)
+    convert_sync_batchnorm(nets.child, count)
     nets.check("frozen")
     assert "Custom" not in operators(nets.nets[0])
-    freeze_statistics(nets.part, False)
+    freeze_statistics(nets.child, False)
     nets.check("whole")
+
+
+@pytest.mark.parametrize("kind", ["contrib", "contrib node"])
+def test_mxnets_synchronized_layer_is_reverted(kind):
+    nets = Nets(kind, "hybridize", cpus(1))
+    revert_sync_batchnorm(nets.child)
+    nets.check("alone")
+    assert "_contrib_SyncBatchNorm" not in operators(nets.nets[0])
 
 
 # ---- Batch normalization that cannot be converted is named.
@@ -182,7 +200,6 @@ def with_computed_gamma():
 
 ACTIONS = [
     convert_sync_batchnorm,
-    partial(make_parallel, ctx=cpus(1)),
     lambda net: recompute_statistics(net, [mx.nd.ones((2, 1))]),
     freeze_statistics,
 ]
@@ -222,16 +239,13 @@ def test_a_net_without_batch_normalization(recwarn):
         (partial(nn.BatchNorm, axis=7, prefix="bad_"), "axis .*bad.*4.*7"),
     ],
 )
-@pytest.mark.parametrize(
-    "act", [convert_sync_batchnorm, partial(make_parallel, ctx=cpus(2))]
-)
-def test_a_bad_setting_changes_nothing(act, bad, pattern):
+def test_a_bad_setting_changes_nothing(bad, pattern):
     net, bad = nn.HybridSequential(), bad()
     net.add(nn.BatchNorm(), node(), bad, nn.BatchNorm())
     net.initialize(ctx=cpus(2))
     before = [type(child) for child in net], operators(net[1]), operators(bad)
     with pytest.raises(ValueError, match=pattern):
-        act(net)
+        convert_sync_batchnorm(net)
     assert before == ([type(child) for child in net], operators(net[1]), operators(bad))
 
 
@@ -249,3 +263,129 @@ def test_gamma_that_is_not_used_is_1_in_files(kind, fixed):
         gamma.set_data(mx.nd.ones(3) * 3)
         act(net)
         assert (gamma.data() == (1 if fixed else 3)).asnumpy().all()
+
+
+# ---- SymbolBlocks.
+
+
+def test_a_copy_has_layers_of_its_own():
+    net = convert_sync_batchnorm(node(), 2)
+    twin = copy.deepcopy(net)
+    freeze_statistics(net)
+    keys = [layer.key for net in (net, twin) for layer in synchronized_layers(net)]
+    assert len(set(keys)) == 2 and "Custom" in operators(twin)
+    assert keys[1] in twin(DATA).tojson()
+
+
+def test_a_graph_needs_the_number_of_its_devices():
+    with pytest.raises(ValueError, match="bn.*initialize"):
+        convert_sync_batchnorm(node())
+
+
+def test_a_trainer_waits_for_the_layers_of_a_graph():
+    net = SymbolBlock(SyncBatchNorm(in_channels=1)(DATA), DATA)  # its own parameters
+    net.initialize()
+    trainer = Trainer(convert_sync_batchnorm(net).collect_params(), "sgd")
+    assert type(trainer) is not Trainer  # a subclass that waits
+
+
+class Branches(HybridBlock):
+    """Two layers on one set of parameters, neither of which waits for the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.BatchNorm(in_channels=3)
+        self.b = nn.BatchNorm(in_channels=3, params=self.a.params)
+
+    def hybrid_forward(self, F, x):
+        return self.a(x) + self.b(F.tanh(x))
+
+
+@pytest.mark.parametrize("is_graph", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_statistics_that_layers_share(is_graph, mode):
+    for _ in range(10 if mode == "static_shape" else 2):
+        net = SymbolBlock(Branches()(DATA), DATA) if is_graph else Branches()
+        make_parallel(net, cpus(2)).initialize()
+        set_mode(net, mode)
+        for _ in range(5):
+            with autograd.record():
+                loss = net(mx.nd.random.normal(1, 2, shape=(12, 3)))
+            loss.backward()
+        check_replicas(net)
+
+
+@pytest.mark.parametrize("normalization", ["null", "valid"])
+def test_a_gradient_that_is_divided_by_rows(normalization):
+    """MXNet's loss operator is in the net, in a graph and imperatively."""
+    options = {"normalization": normalization, "use_ignore": True}
+
+    class Net(HybridBlock):
+        def __init__(self):
+            super().__init__()
+            self.dense = nn.Dense(3, in_units=2, use_bias=False)
+
+        def hybrid_forward(self, F, x, y):
+            return F.SoftmaxOutput(self.dense(x), y, **options)
+
+    inputs = DATA, mx.sym.var("label")
+    for net in Net(), SymbolBlock(Net()(*inputs), inputs):
+        net.initialize(mx.init.One(), ctx=cpus(2))
+        make_parallel(net, cpus(2))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                with autograd.record():
+                    y = net(mx.nd.ones((4, 2)), mx.nd.array([0, 1, 2, 0]))
+                y.backward()
+        found = [w for w in caught if "gradients of SoftmaxOutput" in str(w.message)]
+        assert len(found) == (normalization != "null")
+
+
+class Masked(HybridBlock):
+    def __init__(self):
+        super().__init__()
+        self.norm = SyncBatchNorm(axis=2, in_channels=1, num_devices=1)
+
+    def hybrid_forward(self, F, x, mask):
+        return self.norm(x, mask)
+
+
+def test_a_graph_with_a_mask():
+    """The graph is not reverted, because BatchNorm accepts no mask."""
+    x, mask = mx.nd.array([[[1.0], [3.0], [999.0]]]), mx.nd.array([[1, 1, 0]])
+    inputs = DATA, mx.sym.var("mask")
+    net = SymbolBlock(Masked()(*inputs), inputs)
+    net.initialize(mx.init.One())  # beta also
+    for _ in range(2):
+        with autograd.record():
+            y = net(x, mask)
+        np.testing.assert_allclose(y.asnumpy().ravel(), [0, 2, 0], atol=1e-4)
+        with pytest.raises(ValueError, match="batchnorm"):
+            revert_sync_batchnorm(net)
+        convert_sync_batchnorm(net)
+    mx.nd.waitall()
+    revert_sync_batchnorm(freeze_statistics(net))
+    mean, var = (value(p) for p in net.collect_params(".*running.*").values())
+    expected = 1 + (np.array([1, 3]) - mean) / np.sqrt(var + 1e-5)
+    with autograd.record():
+        y = net(x, mask).asnumpy().ravel()
+    assert_all_near([y[:2], y[2:]], [expected, np.zeros(1)], "float32", 2)
+    found = net(*inputs).tojson()
+    assert '"Custom"' not in found and '"BatchNorm"' in found
+
+
+def test_numpy_semantics():
+    x = np.random.default_rng(0).normal(3, 2, (6, 3))
+    expected = reference.forward(x, np.ones(3), np.zeros(3))[0]
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        layer, data = nn.BatchNorm(in_channels=3), DATA.as_np_ndarray()
+        net = SymbolBlock(layer(data), data, params=layer.collect_params())
+        net.cast("float64")
+        make_parallel(net, cpus(2)).initialize()
+        recompute_statistics(net, [x])
+        for frozen in False, True:
+            freeze_statistics(net, frozen)
+            with autograd.record():
+                y = net(mx.np.array(x, dtype="float64"))
+            assert_near(y.asnumpy(), expected, "float64", 6, scale=10)

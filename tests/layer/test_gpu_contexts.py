@@ -43,8 +43,8 @@ def gpus(count):
 
 
 def make_net(contexts):
-    """Make two layers that are the same in each call; the first has an activation."""
-    # MXNet keeps the momentum in float32, which loses nothing of this one.
+    """Return a net of two layers, with equal parameters in each call."""
+    # MXNet stores the momentum in float32, which has this number exactly.
     arguments = {"num_devices": len(contexts), "momentum": 0.875, "in_channels": 6}
     net, rng = nn.HybridSequential(), np.random.default_rng(4)
     net.add(SyncBatchNorm(activation="leaky_relu", slope=0.25, **arguments))
@@ -80,7 +80,7 @@ def results(net, ys, shards):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("count", [1, 2])
 def test_steps_and_prediction(count, mode):
-    """Other tests compare the CPU with the oracle. Steps of both are in flight."""
+    """Steps of the CPU and of GPUs are queued together, and their results are equal."""
     places = [cpus(1), gpus(count)]
     nets = [make_net(places[0]), set_mode(make_net(places[1]), mode)]
     for seed in range(3):

@@ -12,7 +12,7 @@ from mxnet import autograd
 from mxnet.gluon import nn
 from support import reference
 from support.blocks import prefixed
-from support.helpers import assert_near, cpus, put, run_python, split_rows, value
+from support.helpers import assert_all_near, cpus, put, run_python, split_rows, value
 from support.nd import nd
 
 GOOD = np.random.default_rng(0).normal(2, 3, (6, 3, 4)).astype("float32")
@@ -37,24 +37,22 @@ def call(devices, layer, x):
 
 
 def assert_statistics(layer, devices, mean, var):
-    for parameter, expected in (layer.running_mean, mean), (layer.running_var, var):
-        for k in range(len(devices)):
-            size = {"count": 24, "scale": abs(expected).max()}
-            assert_near(value(parameter, k), expected, **size)
+    for k in range(len(devices)):
+        found = [value(p, k) for p in (layer.running_mean, layer.running_var)]
+        assert_all_near(found, [mean, var], "float32", 24)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_weight_0_excludes_nan(bad, devices):
+def test_weight_0_excludes_nan(devices):
     """Momentum 0 must drop an old NaN, and momentum 1 a new one; 0 * NaN is NaN."""
     _, mean, var, _ = reference.forward(GOOD, np.ones(3), np.zeros(3))
     layer = make_layer(devices, momentum=0)
-    y = call(devices, layer, spoiled(bad, 1))
+    y = call(devices, layer, spoiled(np.nan, 1))
     assert np.isnan(y[:, 1]).all() and np.isfinite(y[:, [0, 2]]).all()
     assert np.isnan(value(layer.running_var, 1)[1])
     call(devices, layer, GOOD)
     assert_statistics(layer, devices, mean, var)
     layer = make_layer(devices, momentum=1)
-    call(devices, layer, spoiled(bad, 1))
+    call(devices, layer, spoiled(np.nan, 1))
     assert_statistics(layer, devices, np.zeros(3), np.ones(3))
 
 
@@ -92,14 +90,6 @@ def test_finite_shards_of_a_batch_that_is_not_finite(devices):
     with pytest.raises(mx.MXNetError, match="whole batch.*finite"):
         call(devices, make_layer(devices, nonfinite="raise"), x)
     gluon_syncbn.recover()
-
-
-def test_raise_in_a_parallel_net(devices):
-    net = make_parallel(nn.BatchNorm(), devices.contexts, nonfinite="raise")
-    net.initialize()
-    with pytest.raises(mx.MXNetError, match=r"channel 1.*cpu\(\d\)"):
-        with autograd.record():
-            net(nd.array(spoiled(np.nan, 0))).wait_to_read()
 
 
 ONE_VALUE = """

@@ -170,35 +170,25 @@ def test_a_layer_that_is_used_twice_sees_all_that_it_gets():
 X = np.ones((4, 3, 6, 5), "float32")
 
 
-def read(batches):
-    """Yield batches; raise KeyError where a name stands for one."""
-    for batch in batches:
-        if isinstance(batch, str):
-            raise KeyError(batch)
-        yield batch
-
-
 @pytest.mark.filterwarnings("ignore:.*sync_bn=False")
 @pytest.mark.parametrize(
-    "batches, error, pattern",
+    "batches, pattern",
     [
-        (["gone"], KeyError, "gone"),
-        ([X, X[:, :2]], ValueError, "3 channels"),
-        ([X, X * np.inf], ValueError, "finite"),
-        ([X, X * 1e21], ValueError, "running_var.* finite"),  # float64 can hold it
-        ([], ValueError, "batch"),
-        ([X, X[:0]], ValueError, r"axis 0, got 0|got shape \(0"),
+        ([X, X, X[:, :2]], "3 channels"),
+        ([X, X * np.inf], "finite"),
+        ([X, X * 1e21], "running_var.* finite"),  # float64 can hold it
+        ([], "batch"),
+        ([X, X[:0]], r"axis 0, got 0|got shape \(0"),
     ],
 )
-@pytest.mark.parametrize("norm", [SyncBatchNorm, nn.BatchNorm])
-def test_an_error_changes_nothing(norm, batches, error, pattern, devices):
-    net = small_net(norm)
-    net.initialize(ctx=devices.contexts)
-    net = make_parallel(net, devices.contexts, sync_bn=False)
-    before = [statistics(net, k) for k in (0, 1)]
-    with pytest.raises(error, match=pattern):
-        recompute_statistics(net, read([X, *batches] if batches else []))
-    for k in (0, 1):
+@pytest.mark.parametrize("norm, count", [(SyncBatchNorm, 2), (nn.BatchNorm, 1)])
+def test_an_error_changes_nothing(norm, count, batches, pattern):
+    net = make_parallel(small_net(norm), cpus(count), sync_bn=False)
+    net.initialize()
+    before = [statistics(net, k) for k in range(count)]
+    with pytest.raises(ValueError, match=pattern):
+        recompute_statistics(net, batches)
+    for k in range(count):
         for now, then in zip(statistics(net, k), before[k]):
             assert (now == then).all()
     assert type(net[1]) is norm
@@ -234,14 +224,13 @@ def test_several_inputs_and_another_batch_axis():
             self.norm = SyncBatchNorm(in_channels=1, axis=0)
 
         def compute(self, F, x, y):
-            return self.norm(x + y), np.zeros(2)  # any object may be returned
+            return self.norm(x + y)
 
     net = make_parallel(Add(), cpus(2), batch_axis=1)
     net.initialize()
     x, y = np.array([[1.0, 2, 3]]), np.array([[0.0, 0, 3]])
     recompute_statistics(net, [(x.astype("float32"), y.astype("float32"))])
     assert statistics(net) == [3, np.float32(14 / 3)]
-    assert net(nd.array(x), nd.array(y))[1].shape == (2,)
 
 
 def net_of_one(contexts, parallel):
@@ -302,7 +291,7 @@ def test_batches_of_every_kind(kind, count, parallel):
 
 def test_a_layer_that_no_batch_reaches():
     net = nn.Dense(1, in_units=1)
-    layer = nn.BatchNorm(in_channels=1)  # Gluon 2 has only a weak reference
+    layer = nn.BatchNorm(in_channels=1)  # Gluon 2 keeps only a weak reference
     net.register_child(layer)
     net.initialize()
     with pytest.raises(ValueError, match="BatchNorm"):
