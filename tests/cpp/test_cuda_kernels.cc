@@ -88,7 +88,7 @@ int main(int arguments, char** values) {
                                          {7, 1025, 1},   {6, 40, 49},  {4, 9000, 4}};
   if (form != "small") layouts.insert(layouts.end(), more.begin(), more.end());
   if (form == "large") {
-    std::cout << "seed " << (test::Seed() = std::random_device()()) << std::endl;
+    std::cout << "seed " << (test::seed = std::random_device()()) << std::endl;
     layouts.insert(layouts.end(), for_a_gpu.begin(), for_a_gpu.end());
     for (const Layout& layout :
          {Layout{4, 64, 16641}, Layout{66564, 256, 1}, Layout{8, 2048, 49}}) {
