@@ -13,21 +13,17 @@
 
 namespace syncbn {
 
-// The values are MXNet's own (mshadow type flags).
+// The values are MXNet's (mshadow type flags).
 enum class DType : int { kFloat32 = 0, kFloat64 = 1, kFloat16 = 2 };
 
 inline bool IsSupported(int flag) { return flag == 0 || flag == 1 || flag == 2; }
 
 inline size_t SizeOf(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32: return 4;
-    case DType::kFloat64: return 8;
-    case DType::kFloat16: return 2;
-  }
-  return 0;
+  if (dtype == DType::kFloat16) return 2;
+  return dtype == DType::kFloat32 ? 4 : 8;
 }
 
-// `flag` may also be a dtype of MXNet that the layer does not support.
+// Returns MXNet's name of any dtype, also of one that the layer does not support.
 inline std::string NameOfFlag(int flag) {
   static const char* const names[] = {"float32", "float64", "float16", "uint8", "int32",
                                       "int8",    "int64",   "bool",    "int16", "uint16",
@@ -38,7 +34,7 @@ inline std::string NameOfFlag(int flag) {
 
 inline std::string Name(DType dtype) { return NameOfFlag(static_cast<int>(dtype)); }
 
-// The shape of a tensor for the layer: (outer, channels, inner), row major. NCHW with axis 1 is
+// The shape of a tensor for the kernels: (outer, channels, inner), row major. NCHW with axis 1 is
 // (N, C, H*W); NHWC with axis 3 is (N*H*W, C, 1).
 struct Layout {
   int64_t outer = 0;

@@ -1,5 +1,5 @@
-// The reductions, which sum two terms for each channel over a tile. All sums are float64, because
-// memory, not arithmetic, takes the time.
+// The reductions, which sum two terms of each element for each channel of a tile. All sums are
+// float64, because memory, not arithmetic, takes the time.
 //
 // `Terms` has Channel(c, first), which returns numbers of a channel from its first value in the
 // tile; Of(x, dy, these numbers), which returns the two terms of an element; kBackward, true if it
@@ -35,7 +35,7 @@ SYNCBN_INLINE void AddVector(const Terms& terms, const T* x, const T* dy, const 
 
 // Returns the terms of n elements, fewer than a vector. The terms of the other lanes are zero,
 // because moments subtract `fill` and gradients multiply by a dy of 0, or the caller ignores them.
-// Inlining would double every loop's code. Arguments are values, so sums stay in registers.
+// Inlining would double the code of every loop. Arguments are values, so sums stay in registers.
 template <typename Terms, typename T>
 SYNCBN_NOINLINE Pair<Doubles> TermsOfPart(Terms terms, const T* x, const T* dy, int64_t n, T fill,
                                           Affine<Doubles> k) {
@@ -182,8 +182,8 @@ void SumColumns(const Terms& terms, const T* x, const T* dy, const Tile& tile, d
   });
 }
 
-// SumColumns adds the sums of each column to its channel at the end. For few rows that takes longer
-// than the shorter loops of SumPlanes.
+// SumColumns also adds the sums of each column to a channel. For few rows that takes longer than
+// the shorter loops of SumPlanes.
 inline bool PrefersColumns(const Tile& tile) {
   return tile.inner < kMinPlane && (tile.inner < 16 || tile.outer_end - tile.outer_begin >= 16);
 }
@@ -234,12 +234,13 @@ void MomentsOfTile(const ReductionPass& pass, const Tile& tile, double* mean, do
   }
 }
 
-void RunMoments(const ReductionPass& pass) {
-  WithType(pass.dtype,
-           [&](auto element) { Reduce(pass, MomentsOfTile<decltype(element)>, MergeMoments); });
+ReduceTile PickMoments(const ReductionPass& pass) {
+  ReduceTile kernel = nullptr;
+  WithType(pass.dtype, [&](auto element) { kernel = MomentsOfTile<decltype(element)>; });
+  return kernel;
 }
 
-// ---- the first pass of backward: the sums of dz and of dz * xmu --------------------------------
+// ---- the first pass of backward: the sums of dz and of dz * centered ---------------------------
 
 template <Variant kVariant>
 struct GradientTerms {
@@ -268,13 +269,12 @@ void SumsOfTile(const ReductionPass& pass, const Tile& tile, double* sum_dz,
           sum_dz_centered);
 }
 
-void RunSums(const ReductionPass& pass) {
+ReduceTile PickSums(const ReductionPass& pass) {
+  ReduceTile kernel = nullptr;
   WithVariant<kPlain, kLeakyOfX, kLeakyOfY>(pass, [&](auto variant, auto element) {
-    Reduce(pass, SumsOfTile<decltype(element), variant.value>, AddSums);
+    kernel = SumsOfTile<decltype(element), variant.value>;
   });
-  const bool empty = pass.layout.outer * pass.layout.inner == 0;
-  for (int64_t c = 0; c < pass.layout.channels && !empty; ++c)
-    pass.second[c] = PerScale(pass.second[c], pass, c);
+  return kernel;
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The code that all passes share, and the table of one instruction set. isa_generic.cc and
+// The code that all passes share, and the functions of one instruction set. isa_generic.cc and
 // isa_x86.inl include this file after they define SYNCBN_ISA, SYNCBN_ISA_NAME, loads and stores.
 #include "kernels/cpu/tiles.h"
 
@@ -17,22 +17,17 @@ struct VariantConstant {
 // Calls run(an element of the type).
 template <typename Run>
 SYNCBN_INLINE void WithType(DType dtype, const Run& run) {
-  switch (dtype) {
-    case DType::kFloat32: return run(float());
-    case DType::kFloat64: return run(double());
-    case DType::kFloat16: return run(Half());
-  }
+  if (dtype == DType::kFloat32) run(float());
+  if (dtype == DType::kFloat64) run(double());
+  if (dtype == DType::kFloat16) run(Half());
 }
 
-// Calls run(the pass's variant, an element of its type). The variant must be one of kVariants.
+// Calls run(the variant of the pass, an element of its type). The variant must be one of kVariants.
 template <Variant... kVariants, typename Run>
 SYNCBN_INLINE void WithVariant(const PassInput& pass, const Run& run) {
-  const auto with = [&](auto variant) {
-    WithType(pass.dtype, [&](auto element) { run(variant, element); });
-    return true;
-  };
-  const Variant variant = VariantOf(pass);
-  (void)((variant == kVariants && with(VariantConstant<kVariants>())) || ...);
+  WithType(pass.dtype, [&](auto element) {
+    ((VariantOf(pass) == kVariants ? run(VariantConstant<kVariants>(), element) : void()), ...);
+  });
 }
 
 // Loads the first n elements at p, fewer than a vector, and `fill` into the other lanes.
@@ -50,7 +45,8 @@ SYNCBN_INLINE const T* FirstOf(const T* x, const Tile& tile) {
 }
 
 // A tile of short planes as `count` rows of `width` columns, `stride` elements apart, and a last
-// row of `rest` columns. A row has `repeats` outer indices, so that few channels also fill vectors.
+// row of `rest` columns. A column is an inner element of a channel. A row has `repeats` outer
+// indices, so that few channels also fill vectors.
 struct Rows {
   int64_t offset, count, stride, width, rest, repeats;
 };
@@ -97,6 +93,6 @@ SYNCBN_INLINE void ForEachColumn(const Rows& rows, const Tile& tile, const Visit
 
 namespace syncbn::cpu {
 
-const Isa SYNCBN_ISA = {SYNCBN_ISA_NAME, RunMoments, RunNormalize, RunSums, RunApply};
+const Isa SYNCBN_ISA = {SYNCBN_ISA_NAME, PickMoments, PickNormalize, PickSums, PickApply};
 
 }  // namespace syncbn::cpu
