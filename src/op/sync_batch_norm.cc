@@ -19,23 +19,23 @@
 namespace syncbn {
 namespace {
 
-// Returns the smallest spread of y that loses no digits.
+// Returns the smallest standard deviation of y at which y still has all digits of its dtype.
 double SmallestSpread(DType dtype) {
   switch (dtype) {
     case DType::kFloat64:
       return std::numeric_limits<double>::min() / std::numeric_limits<double>::epsilon();
-    case DType::kFloat16: return 0x1p-14;  // conversions never flush subnormal numbers to zero
+    case DType::kFloat16: return 0x1p-14;  // conversions do not flush subnormal numbers to zero
     default: return std::numeric_limits<float>::min() / std::numeric_limits<float>::epsilon();
   }
 }
 
 // Returns true if backward can compute z - beta from y in every channel, to about y's precision.
 //
-// Let u be the rounding error of y relative to y. Then z = f^-1(y) has an error of u |z|, and
-// z - beta one of u (|z - beta| + |beta|). This is a few u |z - beta| if |beta| is not much larger
-// than `spread`, the standard deviation of z over the batch. The spread is
-// |gamma| sqrt(var / (var + epsilon)), far below |gamma| in channels that are nearly constant.
-// Also, y must not be so small that its dtype has fewer digits or arithmetic flushes it to zero.
+// Let u be the relative rounding error of y. Then z = f^-1(y) has the error u |z|, and z - beta has
+// at most the error u (|z - beta| + |beta|). This is a few u |z - beta| if |beta| is not much
+// larger than `spread`, the standard deviation of z over the batch, |gamma| sqrt(var / (var +
+// epsilon)). Also, y must not be so small that its dtype has fewer digits or arithmetic flushes it
+// to zero.
 bool CanReconstruct(const std::vector<double>& spread, const std::vector<double>& beta,
                     const Activation& activation, DType dtype) {
   constexpr double kMaxShift = 8;  // limits |beta| / spread
@@ -145,7 +145,7 @@ PassInput SyncBatchNorm::InputOf(const Layout& layout, const Tensor& tensor,
 // ---- backward ----------------------------------------------------------------------------------
 
 void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& saved, const Gradients& out) {
-  // MXNet skips backward after a failed forward only until the program has seen the error.
+  // MXNet runs backward after a failed forward if the program has read the error.
   if (!forward_) {
     throw Error(Concat("SyncBatchNorm '", name_, "', backward: its forward call must have ",
                        "succeeded, but it failed. ", Table::Get().Failure()));
@@ -165,14 +165,12 @@ void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& saved, const Gradie
     backend_->BackwardSums(reduction);
     WriteParameterGradients(sums, out);
 
-    // The other devices need these sums even if this device needs no gradient of x.
-    if (used_batch_) {
+    if (used_batch_) {  // even without dx here, because other devices wait for these sums
       sums = AllReduce(Phase::kBackward, saved, forward.backward_calls++, std::move(sums),
                        &forward.ticket);
     }
     if (out.dx_mode == WriteMode::kNull) return;
 
-    // Both are zeros if the statistics do not depend on x.
     std::vector<double> scale_xmu(channels), shift(channels);
     for (size_t c = 0; c < channels && forward.count > 0; ++c) {
       const double inv_std = forward.inv_std[c];
@@ -225,7 +223,7 @@ void SyncBatchNorm::Fail(const std::string& text) {
   throw Error(text);
 }
 
-// ---- statistics, masks, kept inputs, failures --------------------------------------------------
+// ---- statistics, masks and kept inputs ---------------------------------------------------------
 
 void SyncBatchNorm::UpdateOrCollect(const Ticket& ticket, const BatchMoments& batch,
                                     const ForwardTensors& tensors) {
@@ -258,14 +256,13 @@ int64_t SyncBatchNorm::ValidRows(const Layout& layout, const Tensor& rows) const
       Concat("the number of valid rows must be from 0 to ", layout.outer, ", got ", count));
 }
 
-// Copies x if backward would read y, but y does not suffice.
 void SyncBatchNorm::KeepInputIfNeeded(const Layout& layout, const ForwardTensors& tensors,
                                       ForwardState* state) {
   if (!options_.from_output) return;
   state->keeps_x =
-      tensors.y_mode != WriteMode::kWrite ||  // y also has other terms
+      tensors.y_mode != WriteMode::kWrite ||  // then y was not written, or added to other values
       !CanReconstruct(state->spread, state->offset, options_.activation, tensors.y.dtype);
-  if (state->keeps_x) {  // y has not overwritten x, because MXNet gives y its own memory
+  if (state->keeps_x) {  // x still exists, because MXNet gives y other memory
     const size_t bytes = static_cast<size_t>(layout.Size()) * SizeOf(tensors.x.dtype);
     state->kept_x = backend_->Keep(tensors.x.data, bytes);
   } else {
@@ -273,8 +270,8 @@ void SyncBatchNorm::KeepInputIfNeeded(const Layout& layout, const ForwardTensors
   }
 }
 
-// A device that fails never arrives at the exchange, so Fail reports its error to the devices and
-// ranks that may wait for it. An Error is already known to them: it comes from the table or Fail.
+// A device that fails never arrives at the exchange, so Fail ends the waits of other devices and
+// ranks. An Error is from the table or Fail, which have ended them.
 template <typename Body>
 void SyncBatchNorm::OnBackend(const char* phase, const Tensor& x,
                               const std::vector<const Tensor*>& vectors, const Body& body) {

@@ -1,5 +1,5 @@
-// The backend of a GPU. Each call uses a lane. The host waits twice in a forward or backward call
-// of training: for the sums, which kernels write directly to pinned memory, and at the end.
+// The backend of a GPU. The host waits twice in a forward or backward call of training: for the
+// sums, which kernels write directly to pinned memory, and at the end.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -7,7 +7,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <new>
 #include <utility>
 #include <vector>
 
@@ -63,9 +62,8 @@ class CurrentDevice {
   CurrentDevice(const CurrentDevice&) = delete;
   CurrentDevice& operator=(const CurrentDevice&) = delete;
 
-  // Must be called again after other code that may have changed the current device. The destructor
-  // bypasses the runtime, which may then believe that its device is still current. So this function
-  // also sets the device's context.
+  // Must be called again after other code that may have changed the current device. The runtime may
+  // not notice that a destructor has changed the context. So this function also sets the context.
   void Set() const {
     static std::mutex mutex;
     static auto& contexts = *new std::map<int, void*>;
@@ -113,7 +111,7 @@ class Buffer {
   size_t bytes_ = 0;
 };
 
-// A stream and its scratch memory, for one call at a time on the current device. Later calls of any
+// A stream and its scratch memory, for one forward or backward call at a time. Later calls of any
 // layer reuse lanes, so a step allocates nothing once its shapes have been seen.
 class Lane {
  public:
@@ -146,35 +144,30 @@ class Lane {
     return workspace_.data();
   }
 
-  // Returns a free lane of the current device, which has number `ordinal`, or a new lane.
+  // Returns a free lane of the current device, whose number is `ordinal`, or a new lane.
   static Lane* Acquire(int ordinal) {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      auto& free = free_[ordinal];
-      if (!free.empty()) {
-        Lane* lane = free.back().release();
-        free.pop_back();
-        return lane;
-      }
+    std::unique_lock<std::mutex> lock(mutex_);
+    auto& free = free_[ordinal];
+    if (free.empty()) {
+      lock.unlock();
+      return new Lane;
     }
-    return new Lane;
+    Lane* const lane = free.back();
+    free.pop_back();
+    return lane;
   }
 
   static void Release(int ordinal, Lane* lane) noexcept {
     std::lock_guard<std::mutex> lock(mutex_);
-    try {
-      free_[ordinal].emplace_back(lane);
-    } catch (const std::bad_alloc&) {
-      // The lane leaks.
-    }
+    free_[ordinal].emplace_back(lane);
   }
 
   Buffer device, pinned;  // per-channel vectors
 
  private:
   static inline std::mutex mutex_;
-  // Never destroyed: the runtime may end before static objects do.
-  static inline auto& free_ = *new std::map<int, std::vector<std::unique_ptr<Lane>>>;
+  // Never destroyed, because operators may outlive static objects, and the runtime may not.
+  static inline auto& free_ = *new std::map<int, std::vector<Lane*>>;
 
   cuda::Stream stream_ = nullptr;
   bool is_idle_ = true;
