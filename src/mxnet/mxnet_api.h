@@ -62,10 +62,10 @@ struct MxnetApi {
 void LoadMxnetApi(const char* path);
 const MxnetApi& Mxnet();
 
-// Throws Error with MXNet's text unless `status` is 0.
+// Throws Error with MXNet's text if `status` is not 0.
 void CheckMxnet(int status);
 
-// Registers the operator of custom_op.cc. Throws Error if MXNet refuses.
+// Registers the operator of custom_op.cc.
 void RegisterOperator();
 
 // ---- engine.cc: the operator's access to MXNet's engine -----------------------------------------
