@@ -175,14 +175,8 @@ SYNCBN_EXPORT(const char*, gluon_syncbn_instruction_set) { return syncbn::cpu::I
 // The GPU architectures of this build, or "" without CUDA.
 SYNCBN_EXPORT(const char*, gluon_syncbn_cuda_architectures) { return SYNCBN_CUDA_ARCHITECTURES; }
 
-// The reason why this build has no CUDA, or "" if it has CUDA.
-SYNCBN_EXPORT(const char*, gluon_syncbn_cuda_missing) {
-#if defined(SYNCBN_CUDA)
-  return "";
-#else
-  return SYNCBN_CUDA_MISSING;
-#endif
-}
+// The reason why this build has no CUDA, or "".
+SYNCBN_EXPORT(const char*, gluon_syncbn_cuda_missing) { return SYNCBN_CUDA_MISSING; }
 
 SYNCBN_EXPORT(int, gluon_syncbn_num_threads) { return syncbn::NumThreads(); }
 

@@ -27,14 +27,6 @@ TEST(ConcurrentCallers) {
   });
 }
 
-TEST(NestedCallers) {
-  std::atomic<int> calls{0};
-  syncbn::ParallelFor(16, [&](int64_t) {
-    syncbn::ParallelFor(16, [&](int64_t) { syncbn::ParallelFor(4, [&](int64_t) { ++calls; }); });
-  });
-  CHECK_EQ(calls.load(), 16 * 16 * 4);
-}
-
 // A short job ends during a long one, because callers do their own work.
 TEST(ShortJobBesideALongOne) {
   std::atomic<bool> short_done{false};

@@ -205,7 +205,7 @@ MapTile PickNormalize(const ElementwisePass& pass) {
 template <Variant kVariant>
 struct ApplyFormula {
   static constexpr bool kBackward = true;
-  static constexpr int kSize = ReadsX(kVariant) ? 7 : 5;
+  static constexpr int kSize = kVariant == kLeakyOfX ? 7 : 5;
   enum { kCenter, kScaleCentered, kUnit, kShift, kScaleDz, kZScale, kZOffset };
 
   template <typename Scalar>
@@ -219,7 +219,7 @@ struct ApplyFormula {
     k.at[kUnit] = Scalar(unit);
     k.at[kShift] = of_centered.offset;
     k.at[kScaleDz] = Scalar(pass.scale[c]);
-    if constexpr (ReadsX(kVariant)) {
+    if constexpr (kVariant == kLeakyOfX) {
       const Affine<Scalar> to_z = MakeAffine<Scalar>(center, pass.scale[c], pass.offset[c]);
       k.at[kZScale] = to_z.scale;
       k.at[kZOffset] = to_z.offset;
@@ -230,7 +230,7 @@ struct ApplyFormula {
   static SYNCBN_INLINE Vector Of(Vector saved, Vector dy, const Coefficients<Vector, kSize>& k,
                                  const Slopes<Vector>& f) {
     Affine<Vector> to_z = {k.at[kCenter], {}, {}};
-    if constexpr (ReadsX(kVariant)) to_z = {k.at[kCenter], k.at[kZScale], k.at[kZOffset]};
+    if constexpr (kVariant == kLeakyOfX) to_z = {k.at[kCenter], k.at[kZScale], k.at[kZOffset]};
     Vector centered, dz;
     Unwind(kVariant, saved, dy, to_z, f, &centered, &dz);
     return k.at[kScaleCentered] * (k.at[kUnit] * centered) + k.at[kShift] + k.at[kScaleDz] * dz;

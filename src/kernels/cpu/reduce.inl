@@ -244,7 +244,7 @@ ReduceTile PickMoments(const ReductionPass& pass) {
 
 template <Variant kVariant>
 struct GradientTerms {
-  static constexpr bool kBackward = true, kReadsX = ReadsX(kVariant);
+  static constexpr bool kBackward = true, kReadsX = kVariant == kLeakyOfX;
   const double *center, *scale, *offset;
   Slopes<Doubles> f;
 

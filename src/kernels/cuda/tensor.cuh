@@ -94,7 +94,7 @@ struct FusedActivation {
 
   // Returns the argument `to_z` of Unwind for a channel.
   __device__ Affine<A> ToUnwind(const PassInput& pass, int64_t c) const {
-    if (!ReadsX(variant)) return {static_cast<A>(CenterOf(pass)[c]), 0, 0};
+    if (variant != kLeakyOfX) return {static_cast<A>(CenterOf(pass)[c]), 0, 0};
     return MakeAffine<A>(pass.mean[c], pass.scale[c], pass.offset[c]);
   }
 };
