@@ -10,8 +10,6 @@
 #include <memory>
 #include <string>
 #include <thread>
-#include <utility>
-#include <vector>
 
 #include "core/c_interface.h"
 #include "core/error.h"
@@ -132,8 +130,6 @@ SYNCBN_EXPORT(double, gluon_syncbn_longest_wait) {
   return CatchAll(0.0, [] { return Table::Get().LongestWait(); });
 }
 
-// ---- times and failures ------------------------------------------------------------------------
-
 // MXNet's engine runs this to store the time, in seconds of the monotonic clock.
 SYNCBN_EXPORT(void, gluon_syncbn_note_time, void* /*run_context*/, void* seconds) {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
@@ -179,8 +175,6 @@ SYNCBN_EXPORT(const char*, gluon_syncbn_cuda_architectures) { return SYNCBN_CUDA
 SYNCBN_EXPORT(const char*, gluon_syncbn_cuda_missing) { return SYNCBN_CUDA_MISSING; }
 
 SYNCBN_EXPORT(int, gluon_syncbn_num_threads) { return syncbn::NumThreads(); }
-
-// ---- several processes -------------------------------------------------------------------------
 
 // Takes ownership of a syncbn::Transport that was created by new.
 SYNCBN_EXPORT(int, gluon_syncbn_distributed_open, void* transport) {

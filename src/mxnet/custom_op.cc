@@ -41,8 +41,6 @@ WriteMode ToWriteMode(int request) {
   return request == 3 ? WriteMode::kAdd : WriteMode::kWrite;
 }
 
-// ---- the node of a graph -----------------------------------------------------------------------
-
 struct Node {
   std::shared_ptr<Layer> layer;
   bool masked = false;
@@ -72,8 +70,7 @@ Node ReadNode(int size, const char** keys, const char** values) {
   return node;
 }
 
-// ---- the operator: one node on one device ------------------------------------------------------
-
+// The operator of a node on one device.
 struct Operator {
   Operator(const Node& from, const Device& device)
       : node(from),
@@ -128,13 +125,12 @@ int Backward(int size, void** handles, int* /*tags*/, const int* requests, const
   });
 }
 
-// ---- the properties of a node: shapes, types and dependencies ----------------------------------
-
 template <typename... Parts>
 [[noreturn]] void ThrowError(const Node& node, const Parts&... parts) {
   throw Error(Concat("SyncBatchNorm '", node.layer->members.layer, "': ", parts...));
 }
 
+// The shapes, types and dependencies of a node.
 struct Properties {
   Node node;
   Options options;

@@ -62,8 +62,6 @@ bool SyncBatchNorm::UsesBatch(bool training) const {
   return training || layer_->collected.IsActive();
 }
 
-// ---- forward -----------------------------------------------------------------------------------
-
 void SyncBatchNorm::Forward(bool training, const ForwardTensors& tensors) {
   used_batch_ = UsesBatch(training);
   forward_.reset();
@@ -142,8 +140,6 @@ PassInput SyncBatchNorm::InputOf(const Layout& layout, const Tensor& tensor,
   return input;
 }
 
-// ---- backward ----------------------------------------------------------------------------------
-
 void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& saved, const Gradients& out) {
   // MXNet runs backward after a failed forward if the program has read the error.
   if (!forward_) {
@@ -195,8 +191,6 @@ void SyncBatchNorm::WriteParameterGradients(const Numbers& sums, const Gradients
   backend_->Write(dgamma.data(), out.dgamma_mode, out.dgamma);
 }
 
-// ---- the exchange ------------------------------------------------------------------------------
-
 Numbers SyncBatchNorm::AllReduce(Phase phase, const Tensor& x, int64_t repeat, Numbers own,
                                  Ticket* ticket) {
   const size_t axis = options_.axis < 0 ? options_.axis + x.shape.size() : options_.axis;
@@ -222,8 +216,6 @@ void SyncBatchNorm::Fail(const std::string& text) {
   Table::Get().Fail(text, ranks_wait);
   throw Error(text);
 }
-
-// ---- statistics, masks and kept inputs ---------------------------------------------------------
 
 void SyncBatchNorm::UpdateOrCollect(const Ticket& ticket, const BatchMoments& batch,
                                     const ForwardTensors& tensors) {

@@ -6,7 +6,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <utility>
 #include <vector>
 
 #include "core/error.h"
@@ -17,8 +16,6 @@
 
 namespace syncbn {
 namespace {
-
-// ---- the current device ------------------------------------------------------------------------
 
 // Functions of the driver, looked up at run time because the library must load without a driver.
 struct Driver {
@@ -84,8 +81,6 @@ class CurrentDevice {
   void* const context_before_;
 };
 
-// ---- lanes -------------------------------------------------------------------------------------
-
 struct Buffer {
   std::shared_ptr<void> memory;
   size_t bytes = 0;
@@ -144,8 +139,6 @@ class Lane {
   cuda::Stream stream_ = nullptr;
   bool is_idle_ = true;
 };
-
-// ---- the backend -------------------------------------------------------------------------------
 
 // The most per-channel vectors of a call: 3 inputs of the sums, 2 sums, 2 results and 5
 // coefficients in backward from x through an activation. (Forward has 5 inputs, 2 moments, 2

@@ -7,7 +7,6 @@
 // Blocks run one after the other, so `__shared__` is a static variable of the calling thread.
 #pragma once
 #include <atomic>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
