@@ -191,11 +191,9 @@ struct NormalizeFormula {
 };
 
 MapTile PickNormalize(const ElementwisePass& pass) {
-  MapTile kernel = nullptr;
-  WithVariant<kPlain, kLeakyOfX>(pass, [&](auto variant, auto element) {
-    kernel = MapOf<NormalizeFormula<variant.value>, decltype(element)>(pass);
+  return Pick<MapTile, kPlain, kLeakyOfX>(pass, [&](auto variant, auto element) {
+    return MapOf<NormalizeFormula<variant.value>, decltype(element)>(pass);
   });
-  return kernel;
 }
 
 // ---- the second pass of backward: dx = scale * dz + scale_xmu * xmu + shift ---------------------
@@ -238,11 +236,9 @@ struct ApplyFormula {
 };
 
 MapTile PickApply(const ElementwisePass& pass) {
-  MapTile kernel = nullptr;
-  WithVariant<kPlain, kLeakyOfX, kLeakyOfY>(pass, [&](auto variant, auto element) {
-    kernel = MapOf<ApplyFormula<variant.value>, decltype(element)>(pass);
+  return Pick<MapTile, kPlain, kLeakyOfX, kLeakyOfY>(pass, [&](auto variant, auto element) {
+    return MapOf<ApplyFormula<variant.value>, decltype(element)>(pass);
   });
-  return kernel;
 }
 
 }  // namespace

@@ -235,9 +235,8 @@ void MomentsOfTile(const ReductionPass& pass, const Tile& tile, double* mean, do
 }
 
 ReduceTile PickMoments(const ReductionPass& pass) {
-  ReduceTile kernel = nullptr;
-  WithType(pass.dtype, [&](auto element) { kernel = MomentsOfTile<decltype(element)>; });
-  return kernel;
+  return Pick<ReduceTile, kPlain, kLeakyOfX>(
+      pass, [](auto /*variant*/, auto element) { return MomentsOfTile<decltype(element)>; });
 }
 
 // ---- the first pass of backward: the sums of dz and of dz * centered ---------------------------
@@ -270,11 +269,9 @@ void SumsOfTile(const ReductionPass& pass, const Tile& tile, double* sum_dz,
 }
 
 ReduceTile PickSums(const ReductionPass& pass) {
-  ReduceTile kernel = nullptr;
-  WithVariant<kPlain, kLeakyOfX, kLeakyOfY>(pass, [&](auto variant, auto element) {
-    kernel = SumsOfTile<decltype(element), variant.value>;
+  return Pick<ReduceTile, kPlain, kLeakyOfX, kLeakyOfY>(pass, [](auto variant, auto element) {
+    return SumsOfTile<decltype(element), variant.value>;
   });
-  return kernel;
 }
 
 }  // namespace

@@ -14,20 +14,19 @@ struct VariantConstant {
   static constexpr Variant value = kVariant;
 };
 
-// Calls run(an element of the type).
-template <typename Run>
-SYNCBN_INLINE void WithType(DType dtype, const Run& run) {
-  if (dtype == DType::kFloat32) run(float());
-  if (dtype == DType::kFloat64) run(double());
-  if (dtype == DType::kFloat16) run(Half());
-}
-
-// Calls run(the variant of the pass, an element of its type). The variant must be one of kVariants.
-template <Variant... kVariants, typename Run>
-SYNCBN_INLINE void WithVariant(const PassInput& pass, const Run& run) {
-  WithType(pass.dtype, [&](auto element) {
-    ((VariantOf(pass) == kVariants ? run(VariantConstant<kVariants>(), element) : void()), ...);
-  });
+// Returns select(the variant of the pass, an element of its type). The variant must be one of
+// kVariants.
+template <typename Kernel, Variant... kVariants, typename Select>
+SYNCBN_INLINE Kernel Pick(const PassInput& pass, const Select& select) {
+  Kernel kernel = nullptr;
+  const auto with = [&](auto element) {
+    const auto set = [&](auto variant) { kernel = select(variant, element); };
+    ((VariantOf(pass) == kVariants ? set(VariantConstant<kVariants>()) : void()), ...);
+  };
+  if (pass.dtype == DType::kFloat32) with(float());
+  if (pass.dtype == DType::kFloat64) with(double());
+  if (pass.dtype == DType::kFloat16) with(Half());
+  return kernel;
 }
 
 // Loads the first n elements at p, fewer than a vector, and `fill` into the other lanes.

@@ -59,22 +59,6 @@ struct Partition {
 
   int64_t Tiles() const { return outer_blocks * channel_blocks * inner_blocks; }
 
-  // A partial result has numbers of all channels. Its tiles have the same outer and inner range.
-  int64_t Partials() const { return outer_blocks * inner_blocks; }
-
-  // Returns the index of the partial result that a tile is part of.
-  int64_t PartialOf(int64_t index) const {
-    return index / (inner_blocks * channel_blocks) * inner_blocks + index % inner_blocks;
-  }
-
-  // Returns the number of elements of a channel in a partial result.
-  int64_t Count(int64_t partial) const {
-    const int64_t outer_begin = partial / inner_blocks * outer_step;
-    const int64_t inner_begin = partial % inner_blocks * inner_step;
-    return std::min(outer_step, layout.outer - outer_begin) *
-           std::min(inner_step, layout.inner - inner_begin);
-  }
-
   Tile At(int64_t index) const {
     const int64_t inner_begin = index % inner_blocks * inner_step;
     const int64_t channel_begin = index / inner_blocks % channel_blocks * channel_step;
@@ -120,8 +104,8 @@ const Isa& TheIsa() {
   return *isa;
 }
 
-// Calls merge(c, done, count, first, second) for each partial result, in order, and each channel c:
-// first and second are its numbers of `count` elements, after `done` elements were merged.
+// Calls merge(c, done, count, first, second) for each tile, in order, and each of its channels c:
+// first and second are the results of `count` elements, after those of `done` elements were merged.
 template <typename Merge>
 void Reduce(const ReductionPass& pass, ReduceTile reduce, const Merge& merge) {
   const int64_t channels = pass.layout.channels;
@@ -129,18 +113,25 @@ void Reduce(const ReductionPass& pass, ReduceTile reduce, const Merge& merge) {
   std::fill_n(pass.second, channels, 0.0);
   if (pass.layout.Size() == 0) return;
   const Partition partition(pass.layout);
-  std::vector<double> partials(static_cast<size_t>(2 * partition.Partials() * channels));
-  const auto of_partial = [&](int64_t partial) { return &partials[2 * partial * channels]; };
+  const int64_t step = partition.channel_step;
+  std::vector<double> results(static_cast<size_t>(2 * step * partition.Tiles()));
+  const auto first_of = [&](int64_t index, const Tile& tile) {
+    return &results[2 * step * index - tile.channel_begin];
+  };
   ForEachTile(partition, [&](int64_t index) {
-    double* const first = of_partial(partition.PartialOf(index));
-    reduce(pass, partition.At(index), first, first + channels);
+    const Tile tile = partition.At(index);
+    double* const first = first_of(index, tile);
+    reduce(pass, tile, first, first + step);
   });
-  double done = 0;
-  for (int64_t partial = 0; partial < partition.Partials(); ++partial) {
-    const double* const first = of_partial(partial);
-    const double count = static_cast<double>(partition.Count(partial));
-    for (int64_t c = 0; c < channels; ++c) merge(c, done, count, first[c], first[channels + c]);
-    done += count;
+  for (int64_t index = 0; index < partition.Tiles(); ++index) {
+    const Tile tile = partition.At(index);
+    const double* const first = first_of(index, tile);
+    const int64_t outer = tile.outer_end - tile.outer_begin;
+    const int64_t done = tile.outer_begin * tile.inner + outer * tile.inner_begin;
+    const int64_t count = outer * (tile.inner_end - tile.inner_begin);
+    for (int64_t c = tile.channel_begin; c < tile.channel_end; ++c) {
+      merge(c, double(done), double(count), first[c], first[step + c]);
+    }
   }
 }
 
