@@ -1,6 +1,5 @@
-// Tensors in managed memory, which a GPU and the host access, so that the same tests run in
-// emulation and on a GPU, and the CUDA kernels for kernel_tests.h. Each tensor has an allocation of
-// its own, so compute-sanitizer finds accesses beyond its end.
+// The CUDA kernels for kernel_tests.h, and tensors in managed memory, which a GPU and the host can
+// access. Each tensor has its own allocation, so compute-sanitizer finds accesses beyond its end.
 #pragma once
 #include <algorithm>
 #include <cstdlib>
@@ -22,7 +21,7 @@ inline void Check(cudaError_t status) {
   std::exit(1);
 }
 
-// Makes gpu(0) the current device, and all later tensors accessible to it.
+// Makes gpu(0) the current device, and allocates all later tensors for it.
 inline void UseManagedMemory() {
   Check(cudaSetDevice(0));
   allocate = [](size_t bytes) {

@@ -1,4 +1,4 @@
-// Tests ParallelFor: it calls every index once for each caller, and always makes progress.
+// Tests that ParallelFor calls every index once for each caller, and always makes progress.
 #include <atomic>
 #include <thread>
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace {
 
-// The caller must see plain writes of the tasks; ThreadSanitizer checks it.
+// The writes of the tasks are not atomic, so ThreadSanitizer checks that the caller may read them.
 void CheckEveryIndexOnce(int64_t tasks) {
   std::vector<int> calls(tasks);
   syncbn::ParallelFor(tasks, [&](int64_t i) { ++calls[i]; });

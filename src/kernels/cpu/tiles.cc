@@ -105,7 +105,7 @@ const Isa& TheIsa() {
 }
 
 // Calls merge(c, done, count, first, second) for each tile, in order, and each of its channels c:
-// first and second are the results of `count` elements, after those of `done` elements were merged.
+// first and second are results of `count` elements, after `done` elements of c have been merged.
 template <typename Merge>
 void Reduce(const ReductionPass& pass, ReduceTile reduce, const Merge& merge) {
   const int64_t channels = pass.layout.channels;
