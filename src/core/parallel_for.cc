@@ -48,12 +48,6 @@ int CountThreads() {
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
-inline void Pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
-}
-
 // A forked child has a copy of the pool, whose mutex may be locked, but no workers. So the child
 // does not use the pool.
 std::atomic<bool> workers_lost{false};
@@ -67,7 +61,9 @@ class Pool {
     Remove(job);
     for (int i = 0; i < kSpins; ++i) {
       if (job->helpers.load(std::memory_order_acquire) == 0) return;
-      Pause();
+#if defined(__x86_64__)
+      __builtin_ia32_pause();
+#endif
     }
     std::unique_lock<std::mutex> lock(mutex_);
     finished_.wait(lock, [&] { return job->helpers.load(std::memory_order_acquire) == 0; });

@@ -102,7 +102,15 @@ std::vector<double> SyncBatchNorm::ReduceBatch(const Layout& layout, const Forwa
   const BatchMoments batch{
       AllReduce(Phase::kForward, tensors.x, 0, std::move(own.numbers), &state->ticket)};
   CheckFinite(batch, "the whole batch", ", although each shard has finite ones", tensors);
-  UpdateOrCollect(state->ticket, batch, tensors);
+  const bool is_skipped =
+      options_.nonfinite == NonFinite::kSkip &&
+      FirstNonFinite(batch, options_, tensors.running_mean, tensors.running_var);
+  if (!is_skipped && layer_->collected.IsActive()) {
+    layer_->collected.Add(state->ticket.number, batch, options_.unbiased_running_var);
+  } else if (!is_skipped) {
+    UpdateRunning(batch, options_, name_, backend_.get(), tensors.running_mean,
+                  tensors.running_var);
+  }
   state->count = batch.count();
   state->mean.resize(channels);
   std::vector<double> var(channels);
@@ -159,7 +167,12 @@ void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& saved, const Gradie
     reduction.first = sums.data();
     reduction.second = sums.data() + channels;
     backend_->BackwardSums(reduction);
-    WriteParameterGradients(sums, out);
+    backend_->Write(sums.data(), out.dbeta_mode, out.dbeta);
+    std::vector<double> dgamma(channels);
+    for (size_t c = 0; c < channels && !options_.fix_gamma; ++c) {
+      dgamma[c] = sums[channels + c] * forward.inv_std[c];
+    }
+    backend_->Write(dgamma.data(), out.dgamma_mode, out.dgamma);
 
     if (used_batch_) {  // even without dx here, because other devices wait for these sums
       sums = AllReduce(Phase::kBackward, saved, forward.backward_calls++, std::move(sums),
@@ -180,15 +193,6 @@ void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& saved, const Gradie
     pass.out = out.dx.data;
     backend_->BackwardApply(pass);
   });
-}
-
-void SyncBatchNorm::WriteParameterGradients(const Numbers& sums, const Gradients& out) {
-  std::vector<double> dgamma(sums.size() / 2, 0.0);
-  for (size_t c = 0; c < dgamma.size() && !options_.fix_gamma; ++c) {
-    dgamma[c] = sums[dgamma.size() + c] * forward_->inv_std[c];
-  }
-  backend_->Write(sums.data(), out.dbeta_mode, out.dbeta);
-  backend_->Write(dgamma.data(), out.dgamma_mode, out.dgamma);
 }
 
 Numbers SyncBatchNorm::AllReduce(Phase phase, const Tensor& x, int64_t repeat, Numbers own,
@@ -215,20 +219,6 @@ void SyncBatchNorm::Fail(const std::string& text) {
   const bool ranks_wait = used_batch_ && options_.ranks.size() != 1;
   Table::Get().Fail(text, ranks_wait);
   throw Error(text);
-}
-
-void SyncBatchNorm::UpdateOrCollect(const Ticket& ticket, const BatchMoments& batch,
-                                    const ForwardTensors& tensors) {
-  const bool is_skipped =
-      options_.nonfinite == NonFinite::kSkip &&
-      FirstNonFinite(batch, options_, tensors.running_mean, tensors.running_var);
-  if (is_skipped) return;
-  if (layer_->collected.IsActive()) {
-    layer_->collected.Add(ticket.number, batch, options_.unbiased_running_var);
-  } else {
-    UpdateRunning(batch, options_, name_, backend_.get(), tensors.running_mean,
-                  tensors.running_var);
-  }
 }
 
 void SyncBatchNorm::CheckFinite(const BatchMoments& moments, const std::string& whose,

@@ -71,8 +71,6 @@ class SyncBatchNorm {
   void SetScale(const std::vector<double>& var, const ForwardTensors& tensors,
                 ForwardState* state) const;
   PassInput InputOf(const Layout& layout, const Tensor& tensor, const ForwardState& state) const;
-  void UpdateOrCollect(const Ticket& ticket, const BatchMoments& batch,
-                       const ForwardTensors& tensors);
   // Raises an error on all devices if the options say so and moments are not finite. `whose` and
   // `detail` are parts of the error's text.
   void CheckFinite(const BatchMoments& moments, const std::string& whose, const std::string& detail,
@@ -85,8 +83,6 @@ class SyncBatchNorm {
   Numbers AllReduce(Phase phase, const Tensor& x, int64_t repeat, Numbers own, Ticket* ticket);
   // Ends all waits of other devices, and of ranks that may wait for this one, with this error.
   [[noreturn]] void Fail(const std::string& text);
-
-  void WriteParameterGradients(const Numbers& sums, const Gradients& out);
 
   // Calls body(layout) between the backend's Begin and Finish.
   template <typename Body>

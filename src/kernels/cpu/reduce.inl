@@ -191,7 +191,6 @@ inline bool PrefersColumns(const Tile& tile) {
 template <typename Terms, typename T>
 void SumTile(const Terms& terms, const T* x, const T* dy, const Tile& tile, double* sum_u,
              double* sum_v) {
-  for (int64_t c = tile.channel_begin; c < tile.channel_end; ++c) sum_u[c] = sum_v[c] = 0;
   if (PrefersColumns(tile))
     SumColumns(terms, x, dy, tile, sum_u, sum_v);
   else

@@ -23,7 +23,7 @@ struct Tile {
 constexpr int64_t kMinPlane = 64;
 constexpr int64_t kMaxColumns = 1024;
 
-// Computes a tile. A reduction writes the results of channel c to first[c] and second[c].
+// Computes a tile. A reduction has its results of channel c in first[c] and second[c], initially 0.
 using ReduceTile = void (*)(const ReductionPass& pass, const Tile& tile, double* first,
                             double* second);
 using MapTile = void (*)(const ElementwisePass& pass, const Tile& tile);
