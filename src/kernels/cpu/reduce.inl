@@ -110,7 +110,7 @@ struct ColumnSums {
   alignas(64) double offset[kReadsX ? kSize : 1];
 };
 
-// Adds `n` columns from column j on. Several rows at a time load and store the sums less often.
+// Adds kRows rows of `n` columns from column j on, so that sums are loaded and stored once.
 template <int kRows, bool kFull, typename Terms, typename T>
 SYNCBN_INLINE void AddColumns(const Terms& terms, const T* x, const T* dy, int64_t stride,
                               int64_t j, int64_t n, ColumnSums<Terms::kReadsX>* columns) {
@@ -131,7 +131,7 @@ SYNCBN_INLINE void AddColumns(const Terms& terms, const T* x, const T* dy, int64
   if (kFull) {
     Store(columns->u + j, sums.first);
     Store(columns->v + j, sums.second);
-  } else {  // the last row may be shorter, so the other lanes have sums of longer rows
+  } else {  // the other lanes have sums of longer rows if this is the last row
     for (int64_t i = 0; i < n; ++i) {
       columns->u[j + i] = sums.first[i];
       columns->v[j + i] = sums.second[i];
