@@ -1,4 +1,4 @@
-// The element type and the layout of a tensor.
+// The element type and the layout of a tensor, and the moments of numbers.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -53,6 +53,24 @@ inline Layout MakeLayout(const int64_t* shape, int ndim, int axis) {
   for (int i = 0; i < axis; ++i) layout.outer *= shape[i];
   for (int i = axis + 1; i < ndim; ++i) layout.inner *= shape[i];
   return layout;
+}
+
+// The moments of a set of numbers.
+struct Moments {
+  double count = 0;
+  double mean = 0;
+  double m2 = 0;  // sum of (x - mean)^2
+};
+
+// Returns the moments of the union of two sets. Chan, Golub, LeVeque: Algorithms for computing the
+// sample variance, doi:10.1080/00031305.1983.10483115.
+SYNCBN_HOST_DEVICE inline Moments Merge(const Moments& a, const Moments& b) {
+  if (b.count == 0) return a;
+  if (a.count == 0) return b;
+  const double count = a.count + b.count;
+  const double delta = b.mean - a.mean;
+  const double weight = b.count / count;
+  return {count, a.mean + delta * weight, a.m2 + b.m2 + delta * delta * a.count * weight};
 }
 
 }  // namespace syncbn

@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "core/moments.h"
 #include "core/parallel_for.h"
 
 namespace syncbn::cpu {

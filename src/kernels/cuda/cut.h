@@ -16,7 +16,7 @@ namespace syncbn::cuda {
 constexpr int kThreads = 128;  // per block
 constexpr int kVectorBytes = 16;
 constexpr int kMinPlane = 128;       // elements; smaller planes are cut into columns
-constexpr int kTileBytes = 128;      // bytes in a row of columns; more if one vector needs them
+constexpr int kTileBytes = 128;      // bytes in a row of columns, unless whole vectors need more
 constexpr int64_t kBlocksEach = 16;  // blocks per multiprocessor
 constexpr int64_t kFewVectors = 8;   // the least number of vectors per thread
 constexpr int64_t kCounters = 8192;  // tiles that blocks can share, because each needs a counter

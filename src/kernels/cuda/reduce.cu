@@ -5,7 +5,6 @@
 // Add(activation, x, dy, first, second), which adds an element's terms to two sums; Of(sums), which
 // returns a thread's contribution; Merge(a, b), which merges two contributions; Finish(pass, c,
 // all), which writes the results; kBackward, true if it reads dy; and kName, the name in errors.
-#include "core/moments.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/passes.h"
 #include "kernels/cuda/tensor.cuh"
