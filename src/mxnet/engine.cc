@@ -18,11 +18,11 @@ namespace syncbn {
 // FailOperator raises an operator's error through an array of the operator, one error at a time.
 //
 // MXNet's own way is unsafe: custom operators store their errors in one slot without a lock
-// (custom-inl.h, `exception_`), and the operator that completes next takes the error, although it
-// may have none. Two operators that complete together free the same object twice. But MXNet also
-// checks the variables of the arrays that the callback received, which are new in each call
-// (custom.cc, AllocateNDArrayCopy). So this file queues work that writes one of these arrays and
-// throws: only this operator finds the error.
+// (custom-inl.h, `exception_`), and the operator that completes next takes the error of any other.
+// Two operators that complete together free the same object twice. But MXNet also checks the
+// variables of the arrays that the callback received, which are new in each call (custom.cc,
+// AllocateNDArrayCopy). So this file queues work that writes one of these arrays and throws: only
+// this operator finds the error.
 //
 // The engine also stores each error in a vector without a lock (threaded_engine.h,
 // AddToGlobalExceptions): when the work on the array completes, and when the operator does. All
