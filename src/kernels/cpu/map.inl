@@ -1,9 +1,9 @@
 // The passes that write a tensor, element by element. The output may be one of the inputs.
 // Arithmetic is float32 (float64 for float64 data).
 //
-// A `Formula` has kSize, the number of coefficients of a channel; Channel(pass, c), which returns
-// them; Of(x, dy, coefficients, slopes), which returns the result; and kBackward, true if it reads
-// dy.
+// A `Formula` has Channel(pass, c), which returns a channel's coefficients; Of(x, dy, coefficients,
+// slopes), which returns the result; kBackward, true if it reads dy; and kReadsX, true if backward
+// computes z.
 
 namespace syncbn::cpu {
 namespace {
@@ -20,9 +20,10 @@ struct Arithmetic<double> {
 };
 
 // Scalars for one channel, or vectors for several columns.
-template <typename Value, int kSize>
+template <typename Value>
 struct Coefficients {
-  Value at[kSize];
+  Affine<Value> to_z;
+  Value scale_dz, scale_in, unit, shift;
 };
 
 // kStream bypasses the caches, for outputs that would leave them before they are read. Other stores
@@ -32,7 +33,7 @@ enum class StoreMode { kAssign, kStream, kAdd };
 constexpr int64_t kStreamBytes = 8 << 20;  // larger outputs leave the caches
 
 template <StoreMode kMode, typename Formula, typename T, typename Vector>
-SYNCBN_INLINE void MapVector(const T* x, const T* dy, const Coefficients<Vector, Formula::kSize>& k,
+SYNCBN_INLINE void MapVector(const T* x, const T* dy, const Coefficients<Vector>& k,
                              const Slopes<Vector>& f, T* out) {
   Vector x_vector, dy_vector = {}, old = {};
   Load(x, &x_vector);
@@ -48,8 +49,8 @@ SYNCBN_INLINE void MapVector(const T* x, const T* dy, const Coefficients<Vector,
 // Writes n elements, fewer than a vector. Inlining would double the code of every loop. Arguments
 // are values, so coefficients stay in registers.
 template <StoreMode kMode, typename Formula, typename T, typename Vector>
-SYNCBN_NOINLINE void MapPart(const T* x, const T* dy, int64_t n,
-                             Coefficients<Vector, Formula::kSize> k, Slopes<Vector> f, T* out) {
+SYNCBN_NOINLINE void MapPart(const T* x, const T* dy, int64_t n, Coefficients<Vector> k,
+                             Slopes<Vector> f, T* out) {
   Vector x_vector, dy_vector = {}, old = {};
   LoadPart(x, n, T{}, &x_vector);
   if (Formula::kBackward) LoadPart(dy, n, T{}, &dy_vector);
@@ -77,9 +78,14 @@ void MapPlanes(const ElementwisePass& pass, const Tile& tile) {
   const Slopes<Vector> f = MakeSlopes<Vector, Scalar>(pass.activation.slope);
   for (int64_t o = tile.outer_begin; o < tile.outer_end; ++o) {
     for (int64_t c = tile.channel_begin; c < tile.channel_end; ++c) {
-      const auto one = Formula::template Channel<Scalar>(pass, c);
-      Coefficients<Vector, Formula::kSize> k;
-      for (int n = 0; n < Formula::kSize; ++n) k.at[n] = Vector{} + one.at[n];
+      const Coefficients<Scalar> one = Formula::template Channel<Scalar>(pass, c);
+      const Vector zero = {};
+      const Coefficients<Vector> k = {
+          {zero + one.to_z.center, zero + one.to_z.scale, zero + one.to_z.offset},
+          zero + one.scale_dz,
+          zero + one.scale_in,
+          zero + one.unit,
+          zero + one.shift};
       const int64_t at = o * tile.row + c * tile.inner;
       int64_t i = at + tile.inner_begin;
       const int64_t end = at + tile.inner_end;
@@ -97,21 +103,35 @@ void MapPlanes(const ElementwisePass& pass, const Tile& tile) {
   if constexpr (kMode == StoreMode::kStream) EndStreamingStores();
 }
 
-// The coefficients of the columns of a row, padded to whole vectors.
-template <typename Scalar, int kSize>
+// The coefficients of the columns of a row, padded to whole vectors. They have names, because GCC
+// keeps an array of coefficients in memory, and a pass then takes twice as long.
+template <typename Scalar, bool kReadsX>
 struct ColumnCoefficients {
-  alignas(64) Scalar at[kSize][kMaxColumns + kFloats];
+  static constexpr int64_t kSize = kMaxColumns + kFloats;
+  alignas(64) Scalar center[kSize];
+  alignas(64) Scalar scale_dz[kSize];
+  alignas(64) Scalar scale_in[kSize];
+  alignas(64) Scalar unit[kSize];
+  alignas(64) Scalar shift[kSize];
+  alignas(64) Scalar to_z_scale[kReadsX ? kSize : 1];
+  alignas(64) Scalar to_z_offset[kReadsX ? kSize : 1];
 };
 
 template <StoreMode kMode, typename Formula, typename T, typename Scalar>
 void MapRow(const T* x, const T* dy, int64_t width,
-            const ColumnCoefficients<Scalar, Formula::kSize>& columns,
+            const ColumnCoefficients<Scalar, Formula::kReadsX>& columns,
             const Slopes<typename Arithmetic<T>::Vector>& f, T* out) {
   typedef typename Arithmetic<T>::Vector Vector;
   constexpr int64_t kLanes = sizeof(Vector) / sizeof(Scalar);
   for (int64_t j = 0; j < width; j += kLanes) {
-    Coefficients<Vector, Formula::kSize> k;
-    for (int n = 0; n < Formula::kSize; ++n) Load(columns.at[n] + j, &k.at[n]);
+    Coefficients<Vector> k = {};
+    Load(columns.center + j, &k.to_z.center);
+    if (Formula::kReadsX) Load(columns.to_z_scale + j, &k.to_z.scale);
+    if (Formula::kReadsX) Load(columns.to_z_offset + j, &k.to_z.offset);
+    if (Formula::kBackward) Load(columns.scale_dz + j, &k.scale_dz);
+    Load(columns.scale_in + j, &k.scale_in);
+    if (Formula::kBackward) Load(columns.unit + j, &k.unit);
+    Load(columns.shift + j, &k.shift);
     if (j + kLanes <= width)
       MapVector<kMode, Formula>(x + j, dy + j, k, f, out + j);
     else
@@ -134,11 +154,17 @@ void MapColumns(const ElementwisePass& pass, const Tile& tile) {
   if constexpr (kMode == StoreMode::kStream) {
     if (!HasAlignedRows(out, rows)) return MapColumns<StoreMode::kAssign, Formula, T>(pass, tile);
   }
-  ColumnCoefficients<Scalar, Formula::kSize> columns;
+  ColumnCoefficients<Scalar, Formula::kReadsX> columns;
   __builtin_memset(&columns, 0, sizeof(columns));
   ForEachColumn(rows, tile, [&](int64_t j, int64_t c) {
-    const auto k = Formula::template Channel<Scalar>(pass, c);
-    for (int n = 0; n < Formula::kSize; ++n) columns.at[n][j] = k.at[n];
+    const Coefficients<Scalar> k = Formula::template Channel<Scalar>(pass, c);
+    columns.center[j] = k.to_z.center;
+    if (Formula::kReadsX) columns.to_z_scale[j] = k.to_z.scale;
+    if (Formula::kReadsX) columns.to_z_offset[j] = k.to_z.offset;
+    if (Formula::kBackward) columns.scale_dz[j] = k.scale_dz;
+    columns.scale_in[j] = k.scale_in;
+    if (Formula::kBackward) columns.unit[j] = k.unit;
+    columns.shift[j] = k.shift;
   });
   const T *const x = static_cast<const T*>(pass.in), *const dy = static_cast<const T*>(pass.dy);
   const auto f = MakeSlopes<typename Arithmetic<T>::Vector, Scalar>(pass.activation.slope);
@@ -174,19 +200,17 @@ MapTile MapOf(const ElementwisePass& pass) {
 
 template <Variant kVariant>
 struct NormalizeFormula {
-  static constexpr bool kBackward = false;
-  static constexpr int kSize = 3;
+  static constexpr bool kBackward = false, kReadsX = false;
 
   template <typename Scalar>
-  static SYNCBN_INLINE Coefficients<Scalar, kSize> Channel(const ElementwisePass& pass, int64_t c) {
-    const Affine<Scalar> k = MakeAffine<Scalar>(pass.mean[c], pass.scale[c], pass.offset[c]);
-    return {k.center, k.scale, k.offset};
+  static SYNCBN_INLINE Coefficients<Scalar> Channel(const ElementwisePass& pass, int64_t c) {
+    const Affine<Scalar> to_z = MakeAffine<Scalar>(pass.mean[c], pass.scale[c], pass.offset[c]);
+    return {to_z, 0, to_z.scale, 0, to_z.offset};
   }
   template <typename Vector>
-  static SYNCBN_INLINE Vector Of(Vector x, Vector /*dy*/, const Coefficients<Vector, kSize>& k,
+  static SYNCBN_INLINE Vector Of(Vector x, Vector /*dy*/, const Coefficients<Vector>& k,
                                  const Slopes<Vector>& f) {
-    const Affine<Vector> to_z = {k.at[0], k.at[1], k.at[2]};
-    return Activate(kVariant, to_z.Of(x), f);
+    return Activate(kVariant, k.scale_in * (x - k.to_z.center) + k.shift, f);
   }
 };
 
@@ -198,40 +222,28 @@ MapTile PickNormalize(const ElementwisePass& pass) {
 
 // ---- the second pass of backward: dx = scale * dz + scale_xmu * xmu + shift ---------------------
 //
-// This equals scale_centered * (unit * centered) + shift + scale_dz * dz.
+// This equals scale_in * (unit * centered) + shift + scale * dz.
 
 template <Variant kVariant>
 struct ApplyFormula {
-  static constexpr bool kBackward = true;
-  static constexpr int kSize = kVariant == kLeakyOfX ? 7 : 5;
-  enum { kCenter, kScaleCentered, kUnit, kShift, kScaleDz, kZScale, kZOffset };
+  static constexpr bool kBackward = true, kReadsX = kVariant == kLeakyOfX;
 
   template <typename Scalar>
-  static SYNCBN_INLINE Coefficients<Scalar, kSize> Channel(const ElementwisePass& pass, int64_t c) {
-    Coefficients<Scalar, kSize> k;
+  static SYNCBN_INLINE Coefficients<Scalar> Channel(const ElementwisePass& pass, int64_t c) {
     const double center = CenterOf(pass)[c], scale = PerScale(pass.scale_xmu[c], pass, c);
-    const Affine<Scalar> of_centered = MakeAffine<Scalar>(center, scale, pass.shift[c]);
+    const Affine<Scalar> of_in = MakeAffine<Scalar>(center, scale, pass.shift[c]);
+    Affine<Scalar> to_z = {of_in.center, 0, 0};
+    if (kReadsX) to_z = MakeAffine<Scalar>(center, pass.scale[c], pass.offset[c]);
     double unit;
-    k.at[kCenter] = of_centered.center;
-    k.at[kScaleCentered] = Scalar(SplitCoefficient(scale, &unit));
-    k.at[kUnit] = Scalar(unit);
-    k.at[kShift] = of_centered.offset;
-    k.at[kScaleDz] = Scalar(pass.scale[c]);
-    if constexpr (kVariant == kLeakyOfX) {
-      const Affine<Scalar> to_z = MakeAffine<Scalar>(center, pass.scale[c], pass.offset[c]);
-      k.at[kZScale] = to_z.scale;
-      k.at[kZOffset] = to_z.offset;
-    }
-    return k;
+    const Scalar scale_in = Scalar(SplitCoefficient(scale, &unit));
+    return {to_z, Scalar(pass.scale[c]), scale_in, Scalar(unit), of_in.offset};
   }
   template <typename Vector>
-  static SYNCBN_INLINE Vector Of(Vector saved, Vector dy, const Coefficients<Vector, kSize>& k,
+  static SYNCBN_INLINE Vector Of(Vector saved, Vector dy, const Coefficients<Vector>& k,
                                  const Slopes<Vector>& f) {
-    Affine<Vector> to_z = {k.at[kCenter], {}, {}};
-    if constexpr (kVariant == kLeakyOfX) to_z = {k.at[kCenter], k.at[kZScale], k.at[kZOffset]};
     Vector centered, dz;
-    Unwind(kVariant, saved, dy, to_z, f, &centered, &dz);
-    return k.at[kScaleCentered] * (k.at[kUnit] * centered) + k.at[kShift] + k.at[kScaleDz] * dz;
+    Unwind(kVariant, saved, dy, k.to_z, f, &centered, &dz);
+    return k.scale_in * (k.unit * centered) + k.shift + k.scale_dz * dz;
   }
 };
 
