@@ -29,12 +29,14 @@ TEST(ConcurrentCallers) {
 
 // A short job ends during a long one, because callers do their own work.
 TEST(ShortJobBesideALongOne) {
-  std::atomic<bool> short_done{false};
+  std::atomic<bool> long_begun{false}, short_done{false};
   std::thread long_caller([&] {
     syncbn::ParallelFor(8, [&](int64_t) {
+      long_begun = true;
       while (!short_done) std::this_thread::yield();
     });
   });
+  while (!long_begun) std::this_thread::yield();
   CheckEveryIndexOnce(100);
   short_done = true;
   long_caller.join();
