@@ -1,7 +1,6 @@
-# Adds the CUDA files to gluon_syncbn_objects if they can be built; included by CMakeLists.txt.
-# It reads GLUON_SYNCBN_CUDA, CMAKE_CUDA_ARCHITECTURES and GLUON_SYNCBN_CHECKS, and sets
-# GLUON_SYNCBN_CUDA_ARCHITECTURES ("75-real;90-virtual"). In a build without CUDA this is empty, and
-# GLUON_SYNCBN_CUDA_MISSING is the reason.
+# Adds the CUDA files to gluon_syncbn_objects if they can be built. Reads GLUON_SYNCBN_CUDA,
+# CMAKE_CUDA_ARCHITECTURES and GLUON_SYNCBN_CHECKS. Sets GLUON_SYNCBN_CUDA_ARCHITECTURES
+# ("75-real;90-virtual"), or leaves it empty and sets GLUON_SYNCBN_CUDA_MISSING to the reason.
 set(GLUON_SYNCBN_CUDA_ARCHITECTURES "")
 set(GLUON_SYNCBN_CUDA_MISSING "")
 if(NOT DEFINED GLUON_SYNCBN_CUDA OR GLUON_SYNCBN_CUDA STREQUAL "")
@@ -17,8 +16,8 @@ if(NOT GLUON_SYNCBN_CUDA)
   return()
 endif()
 
-# Lists CMAKE_CUDA_COMPILER or CUDACXX if it is set, else every nvcc of this machine in the order of
-# PATH.
+# Lists CMAKE_CUDA_COMPILER or CUDACXX if it is set, else every nvcc that this machine has in PATH and
+# the usual folders.
 function(list_nvccs result)
   set(found ${CMAKE_CUDA_COMPILER})
   if(NOT found)
@@ -31,7 +30,7 @@ function(list_nvccs result)
   string(REPLACE ":" ";" folders "$ENV{PATH}")
   file(GLOB installed /usr/local/cuda*/bin)
   list(SORT installed COMPARE NATURAL ORDER DESCENDING)
-  # The packages of the Python environments on PATH.
+  # Packages of the Python environments on PATH.
   list(TRANSFORM folders APPEND "/../lib/python3*/site-packages/nvidia/cu*/bin"
        OUTPUT_VARIABLE wheels)
   file(GLOB wheels ${wheels})
@@ -152,8 +151,7 @@ if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 11.2)
   target_compile_options(gluon_syncbn_objects PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--threads=2>")
 endif()
 # Headers and libraries must be nvcc's own; find_package(CUDAToolkit) may find another toolkit in
-# /usr. CMake links the static runtime by default, because MXNet contains another version, and a
-# machine without a GPU has no runtime.
+# /usr. CMake links the static runtime by default, which we need: MXNet has another version.
 target_include_directories(gluon_syncbn_objects SYSTEM PUBLIC
                            ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 

@@ -10,8 +10,6 @@
 #include <memory>
 #include <string>
 #include <thread>
-#include <utility>
-#include <vector>
 
 #include "core/c_interface.h"
 #include "core/error.h"
@@ -63,10 +61,9 @@ syncbn::Options ToOptions(const LayerOptions& given) {
 
 }  // namespace
 
-// The signatures of these functions, see core/c_interface.h.
 SYNCBN_EXPORT(const char*, gluon_syncbn_interface) { return syncbn::Interface().c_str(); }
 
-SYNCBN_EXPORT(const char*, gluon_syncbn_last_error) { return syncbn::LastError().c_str(); }
+SYNCBN_EXPORT(const char*, gluon_syncbn_last_error) { return syncbn::last_error.c_str(); }
 
 SYNCBN_EXPORT(int, gluon_syncbn_register, const char* libmxnet_path) {
   return CatchAll([&] {
@@ -87,8 +84,8 @@ SYNCBN_EXPORT(void, gluon_syncbn_release_layer, void* layer) {
   delete static_cast<std::shared_ptr<Layer>*>(layer);
 }
 
-// Sets the options of a layer for its next forward calls. If it `restarts`, no call may be pending,
-// and the layer forgets its devices.
+// Sets the options of a layer for its next forward calls. If it `restarts`, it also forgets its
+// devices, and no call may be pending.
 SYNCBN_EXPORT(int, gluon_syncbn_set_options, const char* key, LayerOptions options, int restarts) {
   return CatchAll([&] {
     const auto layer = FindLayer(key);
@@ -97,7 +94,6 @@ SYNCBN_EXPORT(int, gluon_syncbn_set_options, const char* key, LayerOptions optio
   });
 }
 
-// Starts or ends the collection of a layer's moments, see CollectedMoments.
 SYNCBN_EXPORT(int, gluon_syncbn_collect, const char* key, int starts) {
   return CatchAll([&] {
     const auto layer = FindLayer(key);
@@ -105,7 +101,7 @@ SYNCBN_EXPORT(int, gluon_syncbn_collect, const char* key, int starts) {
   });
 }
 
-// Writes the first `size` numbers of CollectedMoments::Total. Returns the size of Total, or -1.
+// Writes the first `size` numbers of CollectedMoments::Total. Returns how many it has, or -1.
 SYNCBN_EXPORT(int64_t, gluon_syncbn_collected, const char* key, double* numbers, int64_t size) {
   return CatchAll(int64_t{-1}, [&] {
     const syncbn::Numbers found = FindLayer(key)->collected.Total();
@@ -130,20 +126,17 @@ SYNCBN_EXPORT(double, gluon_syncbn_wait_seconds, const char* key, const char* de
   });
 }
 
-// See Table::LongestWait.
 SYNCBN_EXPORT(double, gluon_syncbn_longest_wait) {
   return CatchAll(0.0, [] { return Table::Get().LongestWait(); });
 }
 
-// ---- times and failures ------------------------------------------------------------------------
-
-// Engine function: stores the time of its execution, in seconds of the monotonic clock.
+// MXNet's engine runs this to store the time, in seconds of the monotonic clock.
 SYNCBN_EXPORT(void, gluon_syncbn_note_time, void* /*run_context*/, void* seconds) {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   *static_cast<double*>(seconds) = std::chrono::duration<double>(now).count();
 }
 
-// Engine function that is pushed only for its dependencies.
+// MXNet's engine runs this to order other work.
 SYNCBN_EXPORT(void, gluon_syncbn_do_nothing, void* /*run_context*/, void* /*parameter*/) {}
 
 SYNCBN_EXPORT(void, gluon_syncbn_set_locator, void (*locate)()) { syncbn::SetLocator(locate); }
@@ -161,7 +154,7 @@ SYNCBN_EXPORT(const char*, gluon_syncbn_failure) {
   return text.c_str();
 }
 
-// Fails all devices, and the other processes if they may wait for this one or `everywhere` is true.
+// See Table::Fail.
 SYNCBN_EXPORT(int, gluon_syncbn_fail_all, const char* text, int everywhere) {
   return CatchAll([&] { Table::Get().Fail(text, everywhere != 0); });
 }
@@ -178,18 +171,10 @@ SYNCBN_EXPORT(const char*, gluon_syncbn_instruction_set) { return syncbn::cpu::I
 // The GPU architectures of this build, or "" without CUDA.
 SYNCBN_EXPORT(const char*, gluon_syncbn_cuda_architectures) { return SYNCBN_CUDA_ARCHITECTURES; }
 
-// The reason why this build has no CUDA, or "" if it has CUDA.
-SYNCBN_EXPORT(const char*, gluon_syncbn_cuda_missing) {
-#if defined(SYNCBN_CUDA)
-  return "";
-#else
-  return SYNCBN_CUDA_MISSING;
-#endif
-}
+// The reason why this build has no CUDA, or "".
+SYNCBN_EXPORT(const char*, gluon_syncbn_cuda_missing) { return SYNCBN_CUDA_MISSING; }
 
 SYNCBN_EXPORT(int, gluon_syncbn_num_threads) { return syncbn::NumThreads(); }
-
-// ---- several processes -------------------------------------------------------------------------
 
 // Takes ownership of a syncbn::Transport that was created by new.
 SYNCBN_EXPORT(int, gluon_syncbn_distributed_open, void* transport) {
@@ -218,8 +203,8 @@ SYNCBN_EXPORT(int, gluon_syncbn_distributed_leave) {
   return CatchAll([&] { Table::Get().Leave(); });
 }
 
-// Ends the process with this text after `seconds`, unless the function is called again earlier. A
-// thread of Python could not do so while mpi4py calls MPI_Init with the GIL.
+// Prints this text and ends the process after `seconds`, unless the function is called again
+// earlier. A thread of Python could not do so while mpi4py calls MPI_Init with the GIL.
 SYNCBN_EXPORT(int, gluon_syncbn_exit_after, double seconds, const char* text) {
   static std::atomic<int> calls{0};
   return CatchAll([&, text = std::string(text)] {

@@ -1,11 +1,11 @@
-// Helpers for C functions that Python calls: they record the functions' signatures, which Python
-// compares with its ctypes declarations, and convert exceptions to texts.
+// Lists the signatures of C functions that Python calls, which Python compares with its ctypes
+// declarations, and converts exceptions to texts.
 #pragma once
 #include <exception>
 #include <string>
 #include <type_traits>
 
-// SYNCBN_EXPORT(int, name, double x) { ... } exports a function and records its signature.
+// SYNCBN_EXPORT(int, name, double x) { ... } defines a function and lists its signature.
 #define SYNCBN_EXPORT(result, name, ...)                                      \
   extern "C" __attribute__((visibility("default"))) result name(__VA_ARGS__); \
   static const bool name##_is_described = syncbn::Describe(#name, name);      \
@@ -39,24 +39,21 @@ bool Describe(const char* name, Result (*)(Arguments...)) {
 }
 
 // The error of the latest C function that failed on this thread.
-inline std::string& LastError() {
-  thread_local std::string text;
-  return text;
-}
+inline thread_local std::string last_error;
 
-// Calls body(). Returns 0, or -1 with the exception's text in LastError.
+// Calls body(). Returns 0, or -1 with the exception's text in last_error.
 template <typename Body>
 int CatchAll(const Body& body) {
   try {
     body();
     return 0;
   } catch (const std::exception& error) {
-    LastError() = error.what();
+    last_error = error.what();
     return -1;
   }
 }
 
-// Returns body(), or `failed` with the exception's text in LastError.
+// Returns body(), or `failed` with the exception's text in last_error.
 template <typename Value, typename Body>
 Value CatchAll(Value failed, const Body& body) {
   CatchAll([&] { failed = body(); });

@@ -1,4 +1,4 @@
-// A device and its name. Devices have an order, in which reductions add their numbers.
+// A device and its name.
 #pragma once
 #include <cstdio>
 #include <cstdlib>
@@ -19,11 +19,12 @@ struct Device {
   std::string Name() const { return type + "(" + std::to_string(id) + ")"; }
 };
 
+// Reductions add the numbers of devices in this order.
 inline bool operator<(const Device& a, const Device& b) {
   return std::tie(a.type, a.id) < std::tie(b.type, b.id);
 }
 
-// Reads "cpu(0)". Throws Error for any other form.
+// Reads "cpu(0)". Throws Error for another text.
 inline Device ParseDevice(const std::string& name) {
   char type[32], id[10];
   int end = 0;

@@ -12,8 +12,8 @@ struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// An error on one device. The operator adds the names of the layer and the device, and reports it
-// to the other devices as an Error.
+// An error on one device. The operator adds the names of the layer and the device, and raises it on
+// all devices as an Error.
 struct DeviceError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

@@ -1,4 +1,3 @@
-// The threads of the pool help any caller that has tasks, so callers share the processors.
 #include "core/parallel_for.h"
 
 #include <pthread.h>
@@ -20,7 +19,7 @@ namespace {
 // A worker picks another job after this many tasks, so that concurrent callers take turns.
 constexpr int kTasksPerTurn = 4;
 
-// A caller spins so often before it sleeps, because helpers usually finish within one task.
+// A caller checks this many times whether its helpers are done before it sleeps.
 constexpr int kSpins = 4000;
 
 // The tasks of a call of ParallelFor, on the caller's stack.
@@ -28,17 +27,15 @@ struct Job {
   const std::function<void(int64_t)>* task;
   int64_t tasks;
   std::atomic<int64_t> next{0};
-  std::atomic<int> helpers{0};  // raised under the mutex, and only while the job is in the list
+  std::atomic<int> helpers{0};  // workers in Run; none begins after the job has left the list
 
-  // Runs up to `turn` tasks. They must not throw, because other threads use the job.
-  void Run(int64_t turn) noexcept {
-    for (; turn > 0; --turn) {
+  void Run(int64_t most_tasks) noexcept {
+    for (; most_tasks > 0; --most_tasks) {
       const int64_t i = next.fetch_add(1, std::memory_order_relaxed);
       if (i >= tasks) return;
       (*task)(i);
     }
   }
-  bool HasTasks() const { return next.load(std::memory_order_relaxed) < tasks; }
 };
 
 int CountThreads() {
@@ -51,14 +48,8 @@ int CountThreads() {
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
-inline void Pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
-}
-
-// A fork copies the pool's state, perhaps locked, but not its workers. So a child process
-// forked after the first use never touches the pool and computes on the calling thread.
+// A forked child has a copy of the pool, whose mutex may be locked, but no workers. So the child
+// does not use the pool.
 std::atomic<bool> workers_lost{false};
 
 class Pool {
@@ -70,7 +61,9 @@ class Pool {
     Remove(job);
     for (int i = 0; i < kSpins; ++i) {
       if (job->helpers.load(std::memory_order_acquire) == 0) return;
-      Pause();
+#if defined(__x86_64__)
+      __builtin_ia32_pause();
+#endif
     }
     std::unique_lock<std::mutex> lock(mutex_);
     finished_.wait(lock, [&] { return job->helpers.load(std::memory_order_acquire) == 0; });
@@ -79,8 +72,7 @@ class Pool {
  private:
   void Start() {
     pthread_atfork(nullptr, nullptr, [] { workers_lost = true; });
-    // Only the program's threads handle signals.
-    sigset_t all, before;
+    sigset_t all, before;  // only the program's threads handle signals
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     try {
@@ -120,17 +112,18 @@ class Pool {
       job->Run(kTasksPerTurn);
       lock.lock();
       --helping_;
-      // The job may not exist after this line: its caller reads the number without the mutex.
+      // After this the caller, which reads `helpers` without the mutex, may free the job.
       if (job->helpers.fetch_sub(1, std::memory_order_release) == 1) finished_.notify_all();
     }
   }
 
-  // Returns the first job with tasks and moves it to the end, so that jobs take turns. Returns null
-  // while callers and workers already occupy all processors.
+  // Returns the first job with tasks and moves it to the end of the list. Returns null if there is
+  // none, or if callers and workers already occupy all processors.
   Job* Pick() {
     if (callers_ + helping_ >= NumThreads()) return nullptr;
-    const auto has_tasks = [](const Job* job) { return job->HasTasks(); };
-    const auto picked = std::find_if(jobs_.begin(), jobs_.end(), has_tasks);
+    const auto picked = std::find_if(jobs_.begin(), jobs_.end(), [](const Job* job) {
+      return job->next.load(std::memory_order_relaxed) < job->tasks;
+    });
     if (picked == jobs_.end()) return nullptr;
     std::rotate(picked, picked + 1, jobs_.end());
     return jobs_.back();
@@ -138,9 +131,9 @@ class Pool {
 
   std::once_flag start_;
   std::mutex mutex_;
-  std::condition_variable wake_;      // wakes workers for a job
-  std::condition_variable finished_;  // wakes callers after a job has lost its last helper
-  std::vector<Job*> jobs_;            // new jobs and helped jobs go to the end
+  std::condition_variable wake_;      // workers wait here for a job
+  std::condition_variable finished_;  // callers wait here until their job has no helper
+  std::vector<Job*> jobs_;
   int callers_ = 0;
   int helping_ = 0;
 };

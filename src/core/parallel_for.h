@@ -9,8 +9,8 @@ namespace syncbn {
 // pool, and returns when all tasks are done. Tasks must not throw or depend on each other.
 void ParallelFor(int64_t tasks, const std::function<void(int64_t)>& task);
 
-// The number of threads that compute at once, including the caller: OMP_NUM_THREADS if it is set,
-// else the number of processors that this process may run on.
+// Returns the number of threads that may run tasks at once, including the caller: OMP_NUM_THREADS
+// or, if it is unset, the processors of this process. A process forked after the first use has one.
 int NumThreads();
 
 }  // namespace syncbn

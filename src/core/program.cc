@@ -1,5 +1,5 @@
 // The locator is a Python function and needs the GIL. A thread that forks may hold the GIL while it
-// waits for the caller of WhereProgramStands, so a separate thread calls the locator.
+// waits for the caller of WhereProgramStands. So a separate thread calls the locator.
 #include "core/program.h"
 
 #include <atomic>
@@ -32,7 +32,7 @@ std::string WhereProgramStands() {
   }).detach();
   while (!answer->is_ready) {
     if (forks > 0) return "";
-    // There is no mutex, which a fork could copy while it is locked.
+    // A fork could copy a mutex, which EndFork would need, while it is locked.
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   return answer->text;

@@ -1,11 +1,11 @@
-// Finds the lines that the Python program is executing, for the errors of waits.
+// Finds the lines that the Python program is executing, for the errors of timeouts.
 #pragma once
 #include <string>
 
 namespace syncbn {
 
 // Returns lines like "\nThe program stands at train.py:41: ...", or an empty text if no locator is
-// set or the process forks. The caller must not hold a mutex that the program's threads lock.
+// set or the process forks. Must be called without a mutex that the program's threads lock.
 std::string WhereProgramStands();
 
 // Must be called before and after each fork.

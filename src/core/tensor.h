@@ -1,4 +1,4 @@
-// The element type and the layout of a tensor.
+// The element type and the layout of a tensor, and the moments of numbers.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -13,21 +13,17 @@
 
 namespace syncbn {
 
-// The values are MXNet's own (mshadow type flags).
+// The values are MXNet's (mshadow type flags).
 enum class DType : int { kFloat32 = 0, kFloat64 = 1, kFloat16 = 2 };
 
 inline bool IsSupported(int flag) { return flag == 0 || flag == 1 || flag == 2; }
 
 inline size_t SizeOf(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32: return 4;
-    case DType::kFloat64: return 8;
-    case DType::kFloat16: return 2;
-  }
-  return 0;
+  if (dtype == DType::kFloat16) return 2;
+  return dtype == DType::kFloat32 ? 4 : 8;
 }
 
-// `flag` may also be a dtype of MXNet that the layer does not support.
+// Returns MXNet's name of any dtype, also of one that the layer does not support.
 inline std::string NameOfFlag(int flag) {
   static const char* const names[] = {"float32", "float64", "float16", "uint8", "int32",
                                       "int8",    "int64",   "bool",    "int16", "uint16",
@@ -38,7 +34,7 @@ inline std::string NameOfFlag(int flag) {
 
 inline std::string Name(DType dtype) { return NameOfFlag(static_cast<int>(dtype)); }
 
-// The shape of a tensor for the layer: (outer, channels, inner), row major. NCHW with axis 1 is
+// The shape of a tensor for the kernels: (outer, channels, inner), row major. NCHW with axis 1 is
 // (N, C, H*W); NHWC with axis 3 is (N*H*W, C, 1).
 struct Layout {
   int64_t outer = 0;
@@ -57,6 +53,24 @@ inline Layout MakeLayout(const int64_t* shape, int ndim, int axis) {
   for (int i = 0; i < axis; ++i) layout.outer *= shape[i];
   for (int i = axis + 1; i < ndim; ++i) layout.inner *= shape[i];
   return layout;
+}
+
+// The moments of a set of numbers.
+struct Moments {
+  double count = 0;
+  double mean = 0;
+  double m2 = 0;  // sum of (x - mean)^2
+};
+
+// Returns the moments of the union of two sets. Chan, Golub, LeVeque: Algorithms for computing the
+// sample variance, doi:10.1080/00031305.1983.10483115.
+SYNCBN_HOST_DEVICE inline Moments Merge(const Moments& a, const Moments& b) {
+  if (b.count == 0) return a;
+  if (a.count == 0) return b;
+  const double count = a.count + b.count;
+  const double delta = b.mean - a.mean;
+  const double weight = b.count / count;
+  return {count, a.mean + delta * weight, a.m2 + b.m2 + delta * delta * a.count * weight};
 }
 
 }  // namespace syncbn

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/moments.h"
 
 namespace syncbn {
 

@@ -1,6 +1,6 @@
 // The activation, forward and backward. A Value is a number, or a vector of numbers on the CPU.
-// cpu/tile.inl and cuda/tensor.cuh include this file, each in its own namespace, after they define
-// SYNCBN_FORMULA, which marks its functions.
+// cpu/tile.inl and cuda/tensor.cuh include this file in their namespaces, after they define
+// SYNCBN_FORMULA, which is before each function.
 //
 // Forward:   z = (x - mean) * scale + offset,  y = f(z),  f(z) = z for z > 0, else slope * z
 //
@@ -8,8 +8,8 @@
 //   x was saved:  centered = x - mean = xmu                  and f'(z) from the sign of z
 //   y was saved:  centered = f^-1(y) - offset = xmu * scale  and f'(z) from the sign of y, which is
 //                 the sign of z if the slope is positive
-// If y was saved, a pass divides by the scale once for each channel, not for each element: the sum
-// of dz * centered, or the coefficient of centered.
+// If y was saved, a pass divides by the scale once for each channel (the sum of dz * centered, or
+// the coefficient of centered), not for each element.
 SYNCBN_FORMULA const double* CenterOf(const PassInput& input) {
   return input.from_output ? input.offset : input.mean;
 }
@@ -20,14 +20,12 @@ SYNCBN_FORMULA double PerScale(double value, const PassInput& input, int64_t c) 
   return input.from_output ? value / input.scale[c] : value;
 }
 
-// The activation of a pass, and the element that it reads.
+// The activation of a pass, and the tensor that it reads.
 enum Variant {
   kPlain,     // no activation
   kLeakyOfX,  // forward, or backward from x
   kLeakyOfY,  // backward from y
 };
-
-SYNCBN_FORMULA constexpr bool ReadsX(Variant variant) { return variant == kLeakyOfX; }
 
 SYNCBN_FORMULA Variant VariantOf(const PassInput& input) {
   if (input.activation.function != Function::kLeakyRelu) return kPlain;
@@ -42,8 +40,8 @@ struct Affine {
   SYNCBN_FORMULA Value Of(Value x) const { return (x - center) * scale + offset; }
 };
 
-// Returns an Affine in the arithmetic of a pass. The offset includes the part of the center that
-// this arithmetic cannot represent, so a center far from zero loses nothing.
+// Returns an Affine in the arithmetic of a pass. The offset includes what the center loses when it
+// is rounded to this arithmetic.
 template <typename Scalar>
 SYNCBN_FORMULA Affine<Scalar> MakeAffine(double center, double scale, double offset) {
   Affine<Scalar> k;
@@ -53,10 +51,10 @@ SYNCBN_FORMULA Affine<Scalar> MakeAffine(double center, double scale, double off
   return k;
 }
 
-// Divides a coefficient of `centered` by `unit`, a power of two with half of its exponent, and
-// returns the quotient. float32 may not represent the coefficient, which is about dz / std^2,
-// although it represents the product, so a pass multiplies by one factor after the other. If
-// float32 represents the coefficient, no bit changes.
+// Sets `unit` to a power of two with half the exponent of a coefficient of `centered`, and returns
+// the coefficient divided by it. The coefficient, which is about dz / std^2, may be outside of
+// float32's range although its product with `centered` is not, so a pass multiplies by the two
+// factors in turn. Inside of the range this changes no bit of the product.
 SYNCBN_FORMULA double SplitCoefficient(double coefficient, double* unit) {
   uint64_t bits;
   __builtin_memcpy(&bits, &coefficient, sizeof(bits));
@@ -78,7 +76,7 @@ SYNCBN_FORMULA Slopes<Value> MakeSlopes(double slope) {
   return {Value{} + Scalar(slope), Value{} + Scalar(1 / slope)};
 }
 
-// Returns slope * v; if the slope is 0, also 0 for infinities.
+// Returns slope * v, or 0 if the slope is 0, also for infinities.
 template <typename Value>
 SYNCBN_FORMULA Value OnSlope(const Slopes<Value>& f, Value v) {
   return f.slope != 0 ? f.slope * v : Value{};
@@ -91,8 +89,8 @@ SYNCBN_FORMULA Value Activate(Variant variant, Value z, const Slopes<Value>& f) 
   return z;
 }
 
-// Computes `centered` and dz from the saved element and dy. The scale and offset of `to_z` are read
-// only if the variant reads x.
+// Computes `centered` and dz from the saved element and dy. Only kLeakyOfX reads the scale and the
+// offset of `to_z`.
 template <typename Value>
 SYNCBN_FORMULA void Unwind(Variant variant, Value saved, Value dy, const Affine<Value>& to_z,
                            const Slopes<Value>& f, Value* centered, Value* dz) {
@@ -102,5 +100,5 @@ SYNCBN_FORMULA void Unwind(Variant variant, Value saved, Value dy, const Affine<
     saved = saved > 0 ? saved : f.inverse * saved;
   }
   *centered = saved - to_z.center;
-  if (ReadsX(variant)) *dz = to_z.Of(saved) <= 0 ? OnSlope(f, dy) : dy;
+  if (variant == kLeakyOfX) *dz = to_z.Of(saved) <= 0 ? OnSlope(f, dy) : dy;
 }

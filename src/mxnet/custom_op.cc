@@ -2,13 +2,13 @@
 // tensors and exceptions to errors of MXNet.
 //
 // Inputs: x, gamma, beta. Output: y. Auxiliary states: running_mean, running_var.
-// A chained node has an input "after", computed from an earlier node that uses the same running
-// statistics. The operator does not read it: it orders the two nodes, which MXNet does not do in
-// static_shape graphs. A masked node has a last input "rows", see ForwardTensors.
+// A chained node also has an input "after", an output of an earlier node with the same running
+// statistics. The operator does not read it, but MXNet then runs the two nodes in this order, also
+// in static_shape graphs. A masked node has a last input "rows", see ForwardTensors.
 //
 // MXNet calls the callbacks in this order: the creator (in every imperative call, so it must be
 // cheap), the lists, shapes, backward dependencies, CreateOperator, types; then forward and
-// backward on a thread for custom operators, which may wait for other devices.
+// backward. These two run on threads for custom operators, so they may wait for other devices.
 #include <cstdlib>
 #include <memory>
 #include <mutex>
@@ -41,8 +41,6 @@ WriteMode ToWriteMode(int request) {
   return request == 3 ? WriteMode::kAdd : WriteMode::kWrite;
 }
 
-// ---- the node of a graph -----------------------------------------------------------------------
-
 struct Node {
   std::shared_ptr<Layer> layer;
   bool masked = false;
@@ -58,7 +56,7 @@ struct Node {
   }
 };
 
-// Throws Error if this process has no layer with the node's "layer_key".
+// Throws Error if this process has no layer with the key "layer_key".
 Node ReadNode(int size, const char** keys, const char** values) {
   Node node;
   std::string layer_key;
@@ -72,8 +70,7 @@ Node ReadNode(int size, const char** keys, const char** values) {
   return node;
 }
 
-// ---- the operator: one node on one device ------------------------------------------------------
-
+// The operator of a node on one device.
 struct Operator {
   Operator(const Node& from, const Device& device)
       : node(from),
@@ -128,13 +125,12 @@ int Backward(int size, void** handles, int* /*tags*/, const int* requests, const
   });
 }
 
-// ---- the properties of a node: shapes, types and dependencies ----------------------------------
-
 template <typename... Parts>
 [[noreturn]] void ThrowError(const Node& node, const Parts&... parts) {
   throw Error(Concat("SyncBatchNorm '", node.layer->members.layer, "': ", parts...));
 }
 
+// The shapes, types and dependencies of a node.
 struct Properties {
   Node node;
   Options options;
@@ -224,7 +220,7 @@ int InferType(int size, int* types, void* state) {
   });
 }
 
-// Lists the arrays that MXNet keeps for backward. The operator keeps what it needs of the others.
+// Lists the arrays that MXNet keeps for backward.
 int DeclareBackwardDependency(const int* out_grads, const int* inputs, const int* outputs,
                               int* size, int** dependencies, void* state) {
   Properties* properties = static_cast<Properties*>(state);
@@ -266,8 +262,8 @@ int CreateOperator(const char* context, int /*size*/, unsigned** /*shapes*/, con
   });
 }
 
-// If the creator threw, MXNet would delete `list` through its callbacks, which are not set yet. So
-// ListArguments throws the error.
+// If this function threw, MXNet would call the callbacks in `list`, which are not set yet, to
+// delete it. So ListArguments throws the error.
 int Create(const char* /*op_type*/, const int size, const char** keys, const char** values,
            MXCallbackList* list) {
   static AnyCallback callbacks[] = {Any(Delete<Properties>), Any(ListArguments),

@@ -18,18 +18,33 @@ namespace syncbn {
 // FailOperator raises an operator's error through an array of the operator, one error at a time.
 //
 // MXNet's own way is unsafe: custom operators store their errors in one slot without a lock
-// (custom-inl.h, `exception_`), and the operator that completes next takes the error. That may be a
-// healthy operator, because an operator completes in later work of the engine. Two operators that
-// complete together free the same object twice. But MXNet also checks the variables of the arrays
-// that the callback received, which are new in each call (custom.cc, AllocateNDArrayCopy). So this
-// file queues work that writes one of these arrays and throws: only this operator finds the error.
+// (custom-inl.h, `exception_`), and the operator that completes next takes the error of any other.
+// Two operators that complete together free the same object twice. But MXNet also checks the
+// variables of the arrays that the callback received, which are new in each call (custom.cc,
+// AllocateNDArrayCopy). So this file queues work that writes one of these arrays and throws: only
+// this operator finds the error.
 //
 // The engine also stores each error in a vector without a lock (threaded_engine.h,
 // AddToGlobalExceptions): when the work on the array completes, and when the operator does. All
-// dependent work searches the vector. So an error waits until the operator has taken the previous
-// one, and ReserveErrors makes the vector so large that it does not move during a search.
+// dependent work searches the vector. So FailOperator waits until the operator has taken the
+// previous error, and ReserveErrors makes the vector so large that it does not move in a search.
 
 namespace {
+
+// Values of MXNet's FnProperty.
+enum EngineProperty {
+  kCPUPrioritized = 3,  // does not queue behind operators; skipped while an array has an error
+  kNoSkip = 7           // runs even if an array has an error
+};
+
+// Queues work that writes `array`, and then `deleter` unless it is null. Returns MXNet's status.
+int Push(EngineWork work, void* parameter, void (*deleter)(void* parameter), NDArrayHandle array,
+         EngineProperty property) {
+  const MxnetContext cpu{1, 0};
+  const int number = property;
+  return Mxnet().EnginePushSyncND(work, parameter, deleter, &cpu, nullptr, 0, &array, 1, &number, 0,
+                                  "gluon_syncbn");
+}
 
 void ThrowText(void* /*run_context*/, void* text) {
   throw dmlc::Error(*static_cast<const std::string*>(text));
@@ -38,7 +53,7 @@ void ThrowText(void* /*run_context*/, void* text) {
 void DeleteText(void* text) { delete static_cast<std::string*>(text); }
 
 int PushError(NDArrayHandle array, const std::string& text) {
-  return PushToEngine(ThrowText, new std::string(text), DeleteText, array, kCPUPrioritized);
+  return Push(ThrowText, new std::string(text), DeleteText, array, kCPUPrioritized);
 }
 
 // Never destroyed, because work of the engine uses it until the process ends.
@@ -55,11 +70,11 @@ void EndDelivery() {
   state.delivered.notify_one();
 }
 
-// Finds out when the operator has taken the error out of its array, in work that MXNet queues after
-// the callback. A turn queues two pieces of work on the array: SetTaken, which the engine skips
+// Waits until the operator has taken the error out of its array, in work that MXNet queues after
+// the callback. Each turn queues two pieces of work on the array: SetTaken, which the engine skips
 // while the array has the error, and EndTurn, which it never skips. One or two turns suffice,
 // because work runs in the order of the queue. But the error stays in the array if the operator
-// finds another error in the shared slot, so turns are limited.
+// finds another error in the shared slot, so the number of turns is limited.
 struct Watch {
   NDArray array;
   bool is_taken = false;
@@ -84,8 +99,8 @@ void EndTurn(void* /*run_context*/, void* parameter) {
 // If MXNet refuses work, the watch leaks, because SetTaken may still use it.
 void StartTurn(Watch* watch) {
   const NDArrayHandle array = watch->array.Handle();
-  if (PushToEngine(SetTaken, watch, nullptr, array, kCPUPrioritized) != 0 ||
-      PushToEngine(EndTurn, watch, nullptr, array, kNoSkip) != 0) {
+  if (Push(SetTaken, watch, nullptr, array, kCPUPrioritized) != 0 ||
+      Push(EndTurn, watch, nullptr, array, kNoSkip) != 0) {
     EndDelivery();
   }
 }
@@ -136,27 +151,16 @@ void ReserveErrors() {
 // * MXNDArrayFree deletes the array in the calling thread, because no operator has used its
 //   variable (FnProperty::kDeleteVar). Device memory returns to the pool without calls of CUDA
 //   except cudaSetDevice; pinned memory is freed under the mutex. At exit nothing happens.
-// * The pool may hand out memory as soon as an array is freed, so our work on it must be done.
-
-namespace {
-
-constexpr int kFloat64 = 1, kGpu = 2, kPinnedCpu = 3;
-
-// MXNet's error without the stack that it appends.
-std::string ErrorText() {
-  const std::string text = Mxnet().GetLastError();
-  return text.substr(0, text.find("\nStack trace"));
-}
-
-}  // namespace
 
 std::shared_ptr<void> AllocateFromMxnet(const Device& device, MemoryKind kind, size_t bytes) {
-  const int64_t elements = static_cast<int64_t>((bytes + sizeof(double) - 1) / sizeof(double));
+  constexpr int kFloat64 = 1, kGpu = 2, kPinnedCpu = 3;
+  const int64_t elements = CeilDiv(static_cast<int64_t>(bytes), sizeof(double));
   const int device_type = kind == MemoryKind::kPinned ? kPinnedCpu : kGpu;
   const auto check = [&](int status) {
     if (status == 0) return;
-    throw DeviceError(
-        Concat("MXNet cannot allocate ", bytes, " bytes for ", device.Name(), ": ", ErrorText()));
+    const std::string error = Mxnet().GetLastError();
+    throw DeviceError(Concat("MXNet cannot allocate ", bytes, " bytes for ", device.Name(), ": ",
+                             error.substr(0, error.find("\nStack trace"))));
   };
   NDArrayHandle handle = nullptr;
   check(Mxnet().NDArrayCreateEx64(&elements, 1, device_type, device.id, 0, kFloat64, &handle));
@@ -174,13 +178,13 @@ std::shared_ptr<void> AllocateFromMxnet(const Device& device, MemoryKind kind, s
 // or aborts. Handlers run in the reverse order of registration, so the handler of GuardForks runs
 // first and waits until MXNet is idle.
 //
-// os.fork() calls handlers while it holds the GIL, so no thread could queue work that an operator
-// waits for. So Python first calls WaitBeforeFork without the GIL. The handler remains for forks
+// os.fork() calls handlers while it holds the GIL, so no thread could queue the work for which an
+// operator waits. So Python first calls WaitBeforeFork without the GIL. The handler is for forks
 // that Python does not see.
 
 void WaitBeforeFork() {
   // This clears the errors of arrays, so reads do not raise them. The next step of a failed layer
-  // raises its error again, but errors of other operators are only printed.
+  // raises its error again, but errors of other operators are only printed here.
   if (Mxnet().NDArrayWaitAll() != 0) {
     std::fprintf(stderr, "gluon_syncbn: error of pending work before a fork: %s\n",
                  Mxnet().GetLastError());

@@ -45,12 +45,4 @@ void CheckMxnet(int status) {
   if (status != 0) throw Error(api.GetLastError());
 }
 
-int PushToEngine(EngineWork work, void* parameter, void (*deleter)(void* parameter),
-                 NDArrayHandle array, EngineProperty property) {
-  const MxnetContext cpu{1, 0};
-  const int number = property;
-  return api.EnginePushSyncND(work, parameter, deleter, &cpu, nullptr, 0, &array, 1, &number, 0,
-                              "gluon_syncbn");
-}
-
 }  // namespace syncbn

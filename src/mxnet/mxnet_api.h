@@ -1,5 +1,5 @@
-// MXNet's C functions, which are looked up at run time in the loaded libmxnet.so, so one binary
-// works with all wheels of MXNet. Declarations follow mxnet/c_api.h and dmlc/logging.h of 1.9.1.
+// MXNet's C functions, which are looked up at run time, so that one binary works with all wheels of
+// MXNet. Declarations follow mxnet/c_api.h and dmlc/logging.h of 1.9.1.
 #pragma once
 #include <cstdint>
 #include <exception>
@@ -38,14 +38,8 @@ struct MxnetContext {
   int dev_type, dev_id;
 };
 
-// A function for MXNet's engine to run.
+// Work for MXNet's engine.
 typedef void (*EngineWork)(void* run_context, void* parameter);
-
-// Values of MXNet's FnProperty.
-enum EngineProperty {
-  kCPUPrioritized = 3,  // does not queue behind operators; skipped while an array has an error
-  kNoSkip = 7           // runs even if an array has an error
-};
 
 struct MxnetApi {
   int (*CustomOpRegister)(const char* op_type, CustomOpPropCreator creator);
@@ -68,14 +62,10 @@ struct MxnetApi {
 void LoadMxnetApi(const char* path);
 const MxnetApi& Mxnet();
 
-// Throws Error with MXNet's text unless `status` is 0.
+// Throws Error with MXNet's text if `status` is not 0.
 void CheckMxnet(int status);
 
-// Queues work that writes `array`, and then `deleter` unless it is null. Returns MXNet's status.
-int PushToEngine(EngineWork work, void* parameter, void (*deleter)(void* parameter),
-                 NDArrayHandle array, EngineProperty property);
-
-// Registers the operator of custom_op.cc. Throws Error if MXNet refuses.
+// Registers the operator of custom_op.cc.
 void RegisterOperator();
 
 // ---- engine.cc: the operator's access to MXNet's engine -----------------------------------------
@@ -108,7 +98,7 @@ class NDArray {
 };
 
 // Runs the body of a callback that MXNet calls on the user's thread. Returns 1, MXNet's success. An
-// exception becomes a dmlc::Error, which the user sees as an MXNetError with the same text.
+// exception becomes a dmlc::Error, from which MXNet makes an MXNetError with the same text.
 template <typename Body>
 int Callback(const Body& body) {
   try {
@@ -119,15 +109,15 @@ int Callback(const Body& body) {
   return 1;
 }
 
-// Completes an operator with an MXNetError; `array` is one of its arguments. Blocks until operators
-// that failed earlier have completed.
+// Makes an operator, which has the argument `array`, fail with an MXNetError. Blocks until the
+// operators that failed before have completed.
 void FailOperator(NDArray array, const std::string& text);
 
 // Must be called once, before the first operator is created.
 void ReserveErrors();
 
-// Like Callback, for forward and backward, which MXNet calls on its threads for custom operators.
-// Owns the arrays `handles`, and passes them to the body.
+// Runs body(the arrays `handles`) of a callback for forward or backward, which MXNet calls on its
+// threads for custom operators. Frees the arrays. Returns 1.
 template <typename Body>
 int OperatorCallback(int size, void** handles, const Body& body) {
   std::vector<NDArray> arrays(handles, handles + size);
@@ -142,7 +132,7 @@ int OperatorCallback(int size, void** handles, const Body& body) {
 // An Allocator.
 std::shared_ptr<void> AllocateFromMxnet(const Device& device, MemoryKind kind, size_t bytes);
 
-// Blocks until MXNet is idle.
+// Blocks until MXNet has no pending work.
 void WaitBeforeFork();
 // Makes every later fork call WaitBeforeFork.
 void GuardForks();

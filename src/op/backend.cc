@@ -16,9 +16,9 @@ namespace {
 
 constexpr int64_t kCopyBlock = 1 << 18;  // bytes that one task copies
 
-// Makes glibc keep freed memory, for this process and its children, unless GLUON_SYNCBN_KEEP_MEMORY
-// is 0. Outside static graphs MXNet allocates and frees every array in each step. glibc would
-// return large blocks to the system, and page faults for 30 MB take longer than normalizing 30 MB.
+// Makes glibc keep freed memory in this process, unless GLUON_SYNCBN_KEEP_MEMORY is 0. Outside
+// static graphs MXNet allocates and frees every array in each step. glibc would return large blocks
+// to the system, and page faults for 30 MB take longer than normalizing 30 MB.
 void KeepFreedMemory() {
 #if defined(__GLIBC__)
   static std::once_flag once;
@@ -27,8 +27,8 @@ void KeepFreedMemory() {
     if (setting != nullptr && std::string(setting) == "0") return;
     mallopt(M_MMAP_MAX, 0);
     mallopt(M_TRIM_THRESHOLD, -1);
-    // Threads other than the first allocate from heaps of 64 MB. glibc unmaps an empty heap
-    // whatever M_TRIM_THRESHOLD is, unless the padding is as large as a heap.
+    // Threads other than the first allocate from heaps of 64 MB. Only a padding of the same size
+    // makes glibc keep an empty heap.
     mallopt(M_TOP_PAD, 64 << 20);
   });
 #endif
@@ -41,7 +41,6 @@ auto WithNumbers(const Tensor& vector, const Use& use) {
   return use(static_cast<float*>(vector.data));
 }
 
-// Kernels work on the caller's memory, so the beginning and end of a call need no work.
 class CpuBackend : public Backend {
  public:
   std::vector<double> Read(const Tensor& vector) override {

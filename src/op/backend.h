@@ -1,11 +1,10 @@
 // The interface of the device that a layer computes on.
 //
 // Tensors are on the device; per-channel tensors are float32 or float64. Per-channel numbers on the
-// host are double. One thread at a time makes calls, all of them between Begin and Finish.
+// host are double. One thread at a time calls a backend, and only between Begin and Finish.
 #pragma once
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "core/device.h"
@@ -24,20 +23,20 @@ struct Tensor {
 // Scratch memory on the device, or pinned memory of the host that the device can access.
 enum class MemoryKind { kDevice, kPinned };
 
-// Returns uninitialized memory. The last copy of the pointer frees it, so no pending work may use
-// it then. The call may change the thread's current device. Throws DeviceError.
+// Returns uninitialized memory. When the last copy of the pointer is deleted, no pending work may
+// use the memory. An allocator may change the thread's current device. Throws DeviceError.
 using Allocator = std::shared_ptr<void> (*)(const Device& device, MemoryKind kind, size_t bytes);
 
 class Backend {
  public:
   virtual ~Backend() = default;
 
-  // Begins a forward or backward call. Read accepts the per-channel tensors `vectors`, and returns
-  // their values at this time.
+  // Begins a forward or backward call. Read will return the values that the per-channel tensors
+  // `vectors` have now.
   virtual void Begin(const Layout& /*layout*/, const std::vector<const Tensor*>& /*vectors*/) {}
   // Waits until all results are written, and ends the call.
   virtual void Finish() {}
-  // Ends a call that has failed, with undefined results.
+  // Ends a call that has failed.
   virtual void Abandon() noexcept {}
 
   virtual std::vector<double> Read(const Tensor& vector) = 0;

@@ -10,14 +10,14 @@
 namespace syncbn {
 namespace {
 
-// A zero weight drops its term, so that 0 * inf is 0.
+// A term whose weight is zero is left out, because 0 * inf is NaN.
 double WeightedSum(double keep, double old, double batch) {
   if (keep == 0) return batch;
   return keep == 1 ? old : keep * old + (1 - keep) * batch;
 }
 
 // Returns the variance that updates the running variance. The batch must not be empty. One element
-// has no unbiased variance, so its biased variance, 0, is used.
+// has no unbiased variance, so this is its biased variance, 0.
 double VarOf(const BatchMoments& batch, size_t c, const Options& options) {
   const double count = batch.count();
   const bool is_unbiased = options.unbiased_running_var && count > 1;
@@ -39,7 +39,7 @@ bool CanHold(const Tensor& vector, double value) {
 }
 
 std::mutex layers_mutex;
-// Never destroyed: operators may outlive static destructors.
+// Never destroyed, because operators may outlive static objects.
 auto& layers = *new std::map<std::string, std::weak_ptr<Layer>>;
 
 }  // namespace

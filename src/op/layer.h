@@ -17,8 +17,8 @@
 
 namespace syncbn {
 
-// A batch whose mean or variance is not finite updates the running statistics, does not update
-// them, or raises an error.
+// The effect of a batch whose mean or variance is not finite: it updates the running statistics,
+// does not update them, or raises an error.
 enum class NonFinite { kPropagate, kSkip, kRaise };
 
 struct Options {
@@ -57,16 +57,16 @@ std::optional<size_t> FirstNonFinite(const BatchMoments& batch, const Options& o
 void UpdateRunning(const BatchMoments& batch, const Options& options, const std::string& layer,
                    Backend* backend, const Tensor& running_mean, const Tensor& running_var);
 
-// The merged moments of all batches of a layer while it collects. Meanwhile the layer normalizes by
-// each batch's own statistics, also in inference, and does not change its running statistics.
+// The merged moments of all batches that a layer has while it collects. Meanwhile the layer uses
+// the statistics of each batch, also in inference, and does not change its running statistics.
 class CollectedMoments {
  public:
   void Start();
   void End() { is_active_ = false; }
   bool IsActive() const { return is_active_; }
 
-  // Adds the batch of a forward call once, although each device of the layer has its moments. The
-  // devices meet in each call, so no device adds the next batch before all have added this one.
+  // Adds the batch of a forward call. Each device of the layer calls this, and the first call
+  // counts. All devices wait for each other in each forward call, so `call` never goes back.
   void Add(int64_t call, const BatchMoments& batch, bool unbiased);
 
   // Returns (count, 1 if running variances are unbiased, mean[C], m2[C]); empty without a batch.
@@ -96,7 +96,7 @@ class Layer {
   std::shared_ptr<const Options> options_ = std::make_shared<const Options>();
 };
 
-// Creates a layer with a unique key. Callers and operators keep the layer alive.
+// Creates a layer, which exists until its last pointer is deleted. The key must be unique.
 std::shared_ptr<Layer> CreateLayer(const std::string& key, const std::string& name);
 // Throws Error if there is no such layer.
 std::shared_ptr<Layer> FindLayer(const std::string& key);

@@ -19,23 +19,23 @@
 namespace syncbn {
 namespace {
 
-// Returns the smallest spread of y that loses no digits.
+// Returns the smallest standard deviation of y at which y still has all digits of its dtype.
 double SmallestSpread(DType dtype) {
   switch (dtype) {
     case DType::kFloat64:
       return std::numeric_limits<double>::min() / std::numeric_limits<double>::epsilon();
-    case DType::kFloat16: return 0x1p-14;  // conversions never flush subnormal numbers to zero
+    case DType::kFloat16: return 0x1p-14;  // conversions do not flush subnormal numbers to zero
     default: return std::numeric_limits<float>::min() / std::numeric_limits<float>::epsilon();
   }
 }
 
 // Returns true if backward can compute z - beta from y in every channel, to about y's precision.
 //
-// Let u be the rounding error of y relative to y. Then z = f^-1(y) has an error of u |z|, and
-// z - beta one of u (|z - beta| + |beta|). This is a few u |z - beta| if |beta| is not much larger
-// than `spread`, the standard deviation of z over the batch. The spread is
-// |gamma| sqrt(var / (var + epsilon)), far below |gamma| in channels that are nearly constant.
-// Also, y must not be so small that its dtype has fewer digits or arithmetic flushes it to zero.
+// Let u be the relative rounding error of y. Then z = f^-1(y) has the error u |z|, and z - beta has
+// at most the error u (|z - beta| + |beta|). This is a few u |z - beta| if |beta| is not much
+// larger than `spread`, the standard deviation of z over the batch, |gamma| sqrt(var / (var +
+// epsilon)). Also, y must not be so small that its dtype has fewer digits or arithmetic flushes it
+// to zero.
 bool CanReconstruct(const std::vector<double>& spread, const std::vector<double>& beta,
                     const Activation& activation, DType dtype) {
   constexpr double kMaxShift = 8;  // limits |beta| / spread
@@ -61,8 +61,6 @@ SyncBatchNorm::SyncBatchNorm(const Options& options, const Device& device,
 bool SyncBatchNorm::UsesBatch(bool training) const {
   return training || layer_->collected.IsActive();
 }
-
-// ---- forward -----------------------------------------------------------------------------------
 
 void SyncBatchNorm::Forward(bool training, const ForwardTensors& tensors) {
   used_batch_ = UsesBatch(training);
@@ -104,7 +102,15 @@ std::vector<double> SyncBatchNorm::ReduceBatch(const Layout& layout, const Forwa
   const BatchMoments batch{
       AllReduce(Phase::kForward, tensors.x, 0, std::move(own.numbers), &state->ticket)};
   CheckFinite(batch, "the whole batch", ", although each shard has finite ones", tensors);
-  UpdateOrCollect(state->ticket, batch, tensors);
+  const bool is_skipped =
+      options_.nonfinite == NonFinite::kSkip &&
+      FirstNonFinite(batch, options_, tensors.running_mean, tensors.running_var);
+  if (!is_skipped && layer_->collected.IsActive()) {
+    layer_->collected.Add(state->ticket.number, batch, options_.unbiased_running_var);
+  } else if (!is_skipped) {
+    UpdateRunning(batch, options_, name_, backend_.get(), tensors.running_mean,
+                  tensors.running_var);
+  }
   state->count = batch.count();
   state->mean.resize(channels);
   std::vector<double> var(channels);
@@ -142,10 +148,8 @@ PassInput SyncBatchNorm::InputOf(const Layout& layout, const Tensor& tensor,
   return input;
 }
 
-// ---- backward ----------------------------------------------------------------------------------
-
 void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& saved, const Gradients& out) {
-  // MXNet skips backward after a failed forward only until the program has seen the error.
+  // MXNet runs backward after a failed forward if the program has read the error.
   if (!forward_) {
     throw Error(Concat("SyncBatchNorm '", name_, "', backward: its forward call must have ",
                        "succeeded, but it failed. ", Table::Get().Failure()));
@@ -163,16 +167,19 @@ void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& saved, const Gradie
     reduction.first = sums.data();
     reduction.second = sums.data() + channels;
     backend_->BackwardSums(reduction);
-    WriteParameterGradients(sums, out);
+    backend_->Write(sums.data(), out.dbeta_mode, out.dbeta);
+    std::vector<double> dgamma(channels);
+    for (size_t c = 0; c < channels && !options_.fix_gamma; ++c) {
+      dgamma[c] = sums[channels + c] * forward.inv_std[c];
+    }
+    backend_->Write(dgamma.data(), out.dgamma_mode, out.dgamma);
 
-    // The other devices need these sums even if this device needs no gradient of x.
-    if (used_batch_) {
+    if (used_batch_) {  // even without dx here, because other devices wait for these sums
       sums = AllReduce(Phase::kBackward, saved, forward.backward_calls++, std::move(sums),
                        &forward.ticket);
     }
     if (out.dx_mode == WriteMode::kNull) return;
 
-    // Both are zeros if the statistics do not depend on x.
     std::vector<double> scale_xmu(channels), shift(channels);
     for (size_t c = 0; c < channels && forward.count > 0; ++c) {
       const double inv_std = forward.inv_std[c];
@@ -187,17 +194,6 @@ void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& saved, const Gradie
     backend_->BackwardApply(pass);
   });
 }
-
-void SyncBatchNorm::WriteParameterGradients(const Numbers& sums, const Gradients& out) {
-  std::vector<double> dgamma(sums.size() / 2, 0.0);
-  for (size_t c = 0; c < dgamma.size() && !options_.fix_gamma; ++c) {
-    dgamma[c] = sums[dgamma.size() + c] * forward_->inv_std[c];
-  }
-  backend_->Write(sums.data(), out.dbeta_mode, out.dbeta);
-  backend_->Write(dgamma.data(), out.dgamma_mode, out.dgamma);
-}
-
-// ---- the exchange ------------------------------------------------------------------------------
 
 Numbers SyncBatchNorm::AllReduce(Phase phase, const Tensor& x, int64_t repeat, Numbers own,
                                  Ticket* ticket) {
@@ -225,22 +221,6 @@ void SyncBatchNorm::Fail(const std::string& text) {
   throw Error(text);
 }
 
-// ---- statistics, masks, kept inputs, failures --------------------------------------------------
-
-void SyncBatchNorm::UpdateOrCollect(const Ticket& ticket, const BatchMoments& batch,
-                                    const ForwardTensors& tensors) {
-  const bool is_skipped =
-      options_.nonfinite == NonFinite::kSkip &&
-      FirstNonFinite(batch, options_, tensors.running_mean, tensors.running_var);
-  if (is_skipped) return;
-  if (layer_->collected.IsActive()) {
-    layer_->collected.Add(ticket.number, batch, options_.unbiased_running_var);
-  } else {
-    UpdateRunning(batch, options_, name_, backend_.get(), tensors.running_mean,
-                  tensors.running_var);
-  }
-}
-
 void SyncBatchNorm::CheckFinite(const BatchMoments& moments, const std::string& whose,
                                 const std::string& detail, const ForwardTensors& tensors) {
   if (options_.nonfinite != NonFinite::kRaise) return;
@@ -258,14 +238,13 @@ int64_t SyncBatchNorm::ValidRows(const Layout& layout, const Tensor& rows) const
       Concat("the number of valid rows must be from 0 to ", layout.outer, ", got ", count));
 }
 
-// Copies x if backward would read y, but y does not suffice.
 void SyncBatchNorm::KeepInputIfNeeded(const Layout& layout, const ForwardTensors& tensors,
                                       ForwardState* state) {
   if (!options_.from_output) return;
   state->keeps_x =
-      tensors.y_mode != WriteMode::kWrite ||  // y also has other terms
+      tensors.y_mode != WriteMode::kWrite ||  // then y was not written, or added to other values
       !CanReconstruct(state->spread, state->offset, options_.activation, tensors.y.dtype);
-  if (state->keeps_x) {  // y has not overwritten x, because MXNet gives y its own memory
+  if (state->keeps_x) {  // x still exists, because MXNet gives y other memory
     const size_t bytes = static_cast<size_t>(layout.Size()) * SizeOf(tensors.x.dtype);
     state->kept_x = backend_->Keep(tensors.x.data, bytes);
   } else {
@@ -273,8 +252,8 @@ void SyncBatchNorm::KeepInputIfNeeded(const Layout& layout, const ForwardTensors
   }
 }
 
-// A device that fails never arrives at the exchange, so Fail reports its error to the devices and
-// ranks that may wait for it. An Error is already known to them: it comes from the table or Fail.
+// A device that fails never arrives at the exchange, so Fail ends the waits of other devices and
+// ranks. An Error is from the table or Fail, which have ended them.
 template <typename Body>
 void SyncBatchNorm::OnBackend(const char* phase, const Tensor& x,
                               const std::vector<const Tensor*>& vectors, const Body& body) {

@@ -17,8 +17,8 @@ struct ForwardTensors {
   Tensor x, gamma, beta;
   WriteMode y_mode;
   Tensor y, running_mean, running_var;
-  // If masked: the number of valid rows (of the axes before the channels), once for each channel.
-  // Forward and backward neither read nor write the other rows.
+  // If masked, each element is the number of valid rows (of the axes before the channels). Forward
+  // and backward neither read nor write the other rows.
   Tensor rows = {};
 };
 
@@ -29,7 +29,7 @@ struct Gradients {
 
 class SyncBatchNorm {
  public:
-  // `device` is the name in exchanges, and `backend` computes.
+  // Exchanges use the name of `device`; `backend` computes, and may use another device in tests.
   SyncBatchNorm(const Options& options, const Device& device, std::shared_ptr<Layer> layer,
                 std::unique_ptr<Backend> backend);
 
@@ -39,16 +39,15 @@ class SyncBatchNorm {
   // Returns true if backward reads y instead of x.
   bool IsFromOutput() const { return options_.from_output; }
 
-  // Returns true if a forward call uses the statistics of the batch, not the running ones: in
-  // training, or while the layer collects moments.
+  // Returns true if a forward call uses the statistics of the batch, not the running ones.
   bool UsesBatch(bool training) const;
 
-  // Computes y = f((x - mean) / sqrt(var + epsilon) * gamma + beta). Statistics of the batch update
-  // the running ones, or the layer collects them.
+  // Computes y = f((x - mean) / sqrt(var + epsilon) * gamma + beta). If it uses the statistics of
+  // the batch, they update the running ones, or the layer collects them.
   void Forward(bool training, const ForwardTensors& tensors);
 
   // Computes the gradients of the latest forward call. `saved` is its y if backward reads y, else
-  // its x. dgamma and dbeta are sums over this device's shard: the trainer sums them over devices.
+  // its x. dgamma and dbeta are sums over this device's shard.
   void Backward(const Tensor& dy, const Tensor& saved, const Gradients& out);
 
  private:
@@ -71,10 +70,7 @@ class SyncBatchNorm {
                                   ForwardState* state);
   void SetScale(const std::vector<double>& var, const ForwardTensors& tensors,
                 ForwardState* state) const;
-  // Returns the input of a pass over the tensor.
   PassInput InputOf(const Layout& layout, const Tensor& tensor, const ForwardState& state) const;
-  void UpdateOrCollect(const Ticket& ticket, const BatchMoments& batch,
-                       const ForwardTensors& tensors);
   // Raises an error on all devices if the options say so and moments are not finite. `whose` and
   // `detail` are parts of the error's text.
   void CheckFinite(const BatchMoments& moments, const std::string& whose, const std::string& detail,
@@ -82,12 +78,11 @@ class SyncBatchNorm {
   int64_t ValidRows(const Layout& layout, const Tensor& rows) const;
   void KeepInputIfNeeded(const Layout& layout, const ForwardTensors& tensors, ForwardState* state);
 
-  // Reduces moments in forward, and adds sums in backward. `x` has the shape and dtype of the data.
+  // Reduces moments in forward, and adds sums in backward. Errors and comparisons of devices use
+  // the shape and the dtype of `x`.
   Numbers AllReduce(Phase phase, const Tensor& x, int64_t repeat, Numbers own, Ticket* ticket);
-  // Fails all present and later waits with this text, also on other ranks if they may wait.
+  // Ends all waits of other devices, and of ranks that may wait for this one, with this error.
   [[noreturn]] void Fail(const std::string& text);
-
-  void WriteParameterGradients(const Numbers& sums, const Gradients& out);
 
   // Calls body(layout) between the backend's Begin and Finish.
   template <typename Body>

@@ -15,13 +15,10 @@
 
 namespace check {
 
-inline std::atomic<int>& Failures() {
-  static std::atomic<int> failures{0};
-  return failures;
-}
+inline std::atomic<int> failures{0};
 
-// Returns a number of rounds: `full` with GLUON_SYNCBN_NATIVE=full, which takes minutes. Sanitizers
-// make each round slower.
+// Returns `full` with GLUON_SYNCBN_NATIVE=full, which takes minutes, else `brief`; or a tenth of it
+// under sanitizers, which are slower.
 inline int Rounds(int full, int brief) {
   const char* const native = std::getenv("GLUON_SYNCBN_NATIVE");
   const int rounds = native != nullptr && std::strcmp(native, "full") == 0 ? full : brief;
@@ -34,7 +31,7 @@ inline int Rounds(int full, int brief) {
 template <typename... Parts>
 void Fail(const char* file, int line, const Parts&... parts) {
   constexpr int kMaxShown = 20;
-  if (++Failures() > kMaxShown) return;
+  if (++failures > kMaxShown) return;
   std::ostringstream text;
   text << file << ":" << line << ": ";
   (void)(text << ... << parts);
@@ -43,26 +40,22 @@ void Fail(const char* file, int line, const Parts&... parts) {
 
 // The exit status of main.
 inline int Result() {
-  if (Failures() > 0) std::cerr << Failures() << " checks failed" << std::endl;
-  return Failures() > 0 ? 1 : 0;
+  if (failures > 0) std::cerr << failures << " checks failed" << std::endl;
+  return failures > 0 ? 1 : 0;
 }
 
-// The functions that TEST has defined, in their order in the file.
-inline std::vector<void (*)()>& Tests() {
-  static std::vector<void (*)()> tests;
-  return tests;
-}
+inline std::vector<void (*)()> tests;  // the functions that TEST has defined
 
 inline int RunTests() {
-  for (void (*const test)() : Tests()) test();
+  for (void (*const test)() : tests) test();
   return Result();
 }
 
 }  // namespace check
 
-#define TEST(Name)                                                                       \
-  void Name();                                                                           \
-  [[maybe_unused]] const bool Name##_is_listed = (check::Tests().push_back(Name), true); \
+#define TEST(Name)                                                                     \
+  void Name();                                                                         \
+  [[maybe_unused]] const bool Name##_is_listed = (check::tests.push_back(Name), true); \
   void Name()
 
 #define CHECK(condition, ...)                                                          \

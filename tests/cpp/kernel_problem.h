@@ -7,6 +7,7 @@
 #include <cmath>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/parallel_for.h"
@@ -53,10 +54,6 @@ struct XmuAndDz {
 struct Expected {
   std::vector<Value> values;
   double error_of_old;  // the error of adding to an old value, relative to it
-
-  Value AddedTo(double old, int64_t i) const {
-    return {values[i].value + old, values[i].error + error_of_old * std::fabs(old)};
-  }
 };
 
 inline double Size(long double value) { return static_cast<double>(std::fabs(value)); }
@@ -72,7 +69,7 @@ inline Value Activate(const Activation& f, const Value& z, double eps) {
 // Returns dy * f'(z). f' jumps by |1 - slope| at 0, so the error of dz is |1 - slope| * |dy| if the
 // sign of z is uncertain.
 inline Value Unwind(const Activation& f, const Value& z, double dy, double eps) {
-  if (f.function == Function::kIdentity) return {dy, 0};
+  if (f.function == Function::kIdentity || z.value > z.error) return {dy, 0};
   const long double dz = z.value <= 0 ? f.slope * static_cast<long double>(dy) : dy;
   double error = 4 * eps * Size(dz);
   if (Size(z.value) <= z.error && z.error > 0) error += std::fabs(1 - f.slope) * std::fabs(dy);
@@ -86,18 +83,7 @@ inline Value Reconstructed(const Activation& f, double y, double eps) {
   return {q, 2 * eps * Size(q)};
 }
 
-// Returns dy * f'(f^-1(y)); the sign of y is certain.
-inline Value UnwindOutput(const Activation& f, double y, double dy, double eps) {
-  if (f.function == Function::kIdentity || y > 0) return {dy, 0};
-  const long double dz = static_cast<long double>(f.slope) * dy;
-  return {dz, 4 * eps * Size(dz)};
-}
-
-// The seed of all data.
-inline unsigned& Seed() {
-  static unsigned seed = 7;
-  return seed;
-}
+inline unsigned seed = 7;
 
 struct Problem {
   Case c;
@@ -112,7 +98,7 @@ struct Problem {
         label(syncbn::Concat(syncbn::Name(of.dtype), " ", Describe(of.layout), " misaligned by ",
                              of.misalign, of.x_is_aligned ? " but for x" : "", ", about ",
                              of.center)) {
-    std::mt19937 generator(Seed());
+    std::mt19937 generator(seed);
     std::normal_distribution<double> normal;
     for (int64_t i = 0; i < x.size(); ++i) {
       x.Set(i, c.center + c.deviation * normal(generator));
@@ -126,14 +112,18 @@ struct Problem {
     }
   }
 
-  // Returns the input of a backward pass with this activation. If `from_output`, member x serves as
-  // y, and member mean as the offset.
-  syncbn::PassInput From(const Activation& activation, bool from_output) {
-    const bool reads_z = from_output || activation.function != Function::kIdentity;
-    syncbn::PassInput input{c.dtype, c.layout, x.data(), dy.data(), activation, from_output};
-    input.mean = from_output ? nullptr : mean.data();
-    input.scale = scale.data();
-    if (reads_z) input.offset = from_output ? mean.data() : offset.data();
+  syncbn::PassInput Forward(const Activation& activation) {
+    return {c.dtype, c.layout,    x.data(),     nullptr,      activation,
+            false,   mean.data(), scale.data(), offset.data()};
+  }
+
+  // If `from_output`, member x serves as y, and member mean as the offset.
+  syncbn::PassInput Backward(const Activation& activation, bool from_output) {
+    syncbn::PassInput input = Forward(activation);
+    input.dy = dy.data();
+    input.from_output = from_output;
+    if (activation.function == Function::kIdentity) input.offset = nullptr;
+    if (from_output) input.offset = std::exchange(input.mean, nullptr);
     return input;
   }
 
@@ -180,15 +170,15 @@ struct Problem {
 
   // Returns xmu and dz. Their errors leave out what rounding the mean loses.
   XmuAndDz Unwound(const syncbn::PassInput& r, int64_t channel, int64_t i, double eps) const {
-    const Value z = r.from_output         ? Reconstructed(r.activation, x.Get(i), eps)
-                    : r.offset != nullptr ? Z(channel, i, eps)
-                                          : Value{0, 0};
-    const long double divisor = r.from_output ? scale[channel] : 1;
-    const long double xmu = ((r.from_output ? z.value : x.Get(i)) - mean[channel]) / divisor;
-    const Value dz = r.from_output ? UnwindOutput(r.activation, x.Get(i), dy.Get(i), eps)
-                                   : Unwind(r.activation, z, dy.Get(i), eps);
-    const double error = r.from_output ? z.error / Size(divisor) + eps * Size(xmu) : 0;
-    return {{xmu, error + 2 * eps * Size(xmu)}, dz};
+    const Value saved{x.Get(i), 0};
+    if (!r.from_output) {
+      const long double xmu = saved.value - mean[channel];
+      return {{xmu, 2 * eps * Size(xmu)}, Unwind(r.activation, Z(channel, i, eps), dy.Get(i), eps)};
+    }
+    const Value z = Reconstructed(r.activation, x.Get(i), eps);
+    const long double xmu = (z.value - mean[channel]) / scale[channel];
+    return {{xmu, z.error / std::fabs(scale[channel]) + 3 * eps * Size(xmu)},
+            Unwind(r.activation, saved, dy.Get(i), eps)};  // y has the sign of z
   }
 
   Expected Dx(const syncbn::PassInput& r) const {

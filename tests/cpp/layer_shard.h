@@ -93,8 +93,8 @@ struct Shard {
   Tensor valid_rows = gamma;
 };
 
-// Runs two training steps of a layer on a device and a thread for each shard, with backends that
-// `make` returns.
+// Makes two training steps of a layer. Each shard has a device, a thread, and a backend from
+// `make`.
 inline std::vector<Shard> Train(DType dtype, const std::vector<int64_t>& rows,
                                 const Setting& setting, const char* type,
                                 const std::function<std::unique_ptr<syncbn::Backend>()>& make) {

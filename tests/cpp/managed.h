@@ -1,11 +1,11 @@
-// Tensors in managed memory, which a GPU and the host access, so that the same tests run in
-// emulation and on a GPU, and the CUDA kernels for kernel_tests.h. Each tensor has an allocation of
-// its own, so compute-sanitizer finds accesses beyond its end.
+// The CUDA kernels for kernel_tests.h, and tensors in managed memory, which a GPU and the host can
+// access. Each tensor has its own allocation, so compute-sanitizer finds accesses beyond its end.
 #pragma once
 #include <algorithm>
 #include <cstdlib>
 #include <iostream>
 
+#include "check.h"
 #include "cuda_runtime.h"
 #include "kernel_problem.h"
 #include "kernels/cuda/passes.h"
@@ -21,7 +21,7 @@ inline void Check(cudaError_t status) {
   std::exit(1);
 }
 
-// Makes gpu(0) the current device, and all later tensors accessible to it.
+// Makes gpu(0) the current device, and allocates all later tensors for it.
 inline void UseManagedMemory() {
   Check(cudaSetDevice(0));
   allocate = [](size_t bytes) {
@@ -34,22 +34,13 @@ inline void UseManagedMemory() {
 
 // The `Kernels` of kernel_tests.h.
 struct CudaKernels {
-  static constexpr int64_t kWorkspaceZeros = cuda::kWorkspaceZeros;
-  static int64_t WorkspaceBytes() { return cuda::WorkspaceBytes(); }
   // Sums of four vectors are in the data's arithmetic, and sums of these in double.
   static double SumError(DType dtype, double n) {
-    const double eps = dtype == DType::kFloat64 ? 0x1p-53 : 0x1p-24;
-    return eps * std::min(n, 4.0 * 8) + 0x1p-53 * n;
+    return EpsOf(dtype) * std::min(n, 4.0 * 8) + kEps64 * n;
   }
   static double SumEps(DType dtype) { return EpsOf(dtype); }
-  static void LocalMoments(const syncbn::ReductionPass& pass, void* workspace) {
-    cuda::LocalMoments(pass, workspace, nullptr);
-    Wait();
-  }
-  static void BackwardSums(const syncbn::ReductionPass& pass, void* workspace) {
-    cuda::BackwardSums(pass, workspace, nullptr);
-    Wait();
-  }
+  static void LocalMoments(const syncbn::ReductionPass& pass) { Reduce(pass, cuda::LocalMoments); }
+  static void BackwardSums(const syncbn::ReductionPass& pass) { Reduce(pass, cuda::BackwardSums); }
   static void Normalize(const syncbn::ElementwisePass& pass) {
     cuda::Normalize(pass, nullptr);
     Wait();
@@ -58,7 +49,21 @@ struct CudaKernels {
     cuda::BackwardApply(pass, nullptr);
     Wait();
   }
+
+ private:
   static void Wait() { Check(cudaStreamSynchronize(nullptr)); }
+
+  // The workspace is initially NaN, except its zeros, which must be zeros afterwards.
+  static void Reduce(const syncbn::ReductionPass& pass,
+                     void (*reduce)(const syncbn::ReductionPass&, void*, cuda::Stream)) {
+    Tensor workspace(DType::kFloat64, cuda::WorkspaceBytes() / 8);
+    constexpr int64_t kZeros = cuda::kWorkspaceZeros / 8;
+    for (int64_t i = 0; i < kZeros; ++i) workspace.Set(i, 0);
+    reduce(pass, workspace.data(), nullptr);
+    Wait();
+    for (int64_t i = 0; i < kZeros; ++i) CHECK_EQ(workspace.Get(i), 0.0, Describe(pass.layout));
+    CHECK(workspace.GuardsAreIntact(), Describe(pass.layout));
+  }
 };
 
 }  // namespace test

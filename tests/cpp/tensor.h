@@ -1,6 +1,5 @@
-// A tensor of any dtype for the native tests. Its values are read and written as double, and it is
-// between guard bytes at a chosen offset. float16 is converted by arithmetic and a table of all its
-// values, independently of the kernels.
+// A tensor of any dtype for the native tests, between guard bytes. Its values are read and written
+// as double. A table of all values converts float16, independently of the kernels.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -22,7 +21,7 @@ inline std::string Describe(const syncbn::Layout& layout) {
   return syncbn::Concat("(", layout.outer, ", ", layout.channels, ", ", layout.inner, ")");
 }
 
-// Allocate and free tensors and vectors. CUDA tests replace both, to use memory that a GPU reaches.
+// The memory of tensors and vectors. CUDA tests replace both functions by functions of CUDA.
 inline void* (*allocate)(size_t bytes) = std::malloc;
 inline void (*release)(void* memory) = std::free;
 
@@ -68,7 +67,7 @@ inline double Round(syncbn::DType dtype, double value) {
   return std::copysign(std::numeric_limits<double>::infinity(), value);
 }
 
-// All values of float16 by their bits; nonnegative values ascend.
+// The values of all float16 numbers, indexed by their bits. Nonnegative values ascend.
 inline const std::vector<double>& EveryFloat16() {
   static const std::vector<double> all = [] {
     std::vector<double> values;

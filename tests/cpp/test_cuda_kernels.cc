@@ -1,9 +1,9 @@
 // Tests the CUDA kernels by kernel_tests.h. ctest runs them on the emulated GPU, and
 // scripts/check_gpu.sh on a GPU.
 //
-//     test_cuda_kernels          all tests that take less than minutes in emulation
-//     test_cuda_kernels small    some layouts, which start every kernel
-//     test_cuda_kernels large    all combinations, on new data, with tensors for a GPU
+//     test_cuda_kernels          many layouts
+//     test_cuda_kernels small    a few layouts, which start every kernel
+//     test_cuda_kernels large    more and larger layouts, all combinations, new random data
 #include <iostream>
 #include <random>
 
@@ -42,7 +42,7 @@ void TestSameBitsInEveryRun(const Layout& layout) {
   }
 }
 
-// The work of all threads covers a tensor of any size.
+// The work of all threads covers a tensor, also one of more than 2^31 elements.
 void TestCut(const Layout& layout, int bytes, bool aligned) {
   const cuda::Cut cut = cuda::MakeCut(layout, bytes, aligned, 132);
   const std::string label = syncbn::Concat(test::Describe(layout), " of ", bytes, " bytes");
@@ -88,7 +88,7 @@ int main(int arguments, char** values) {
                                          {7, 1025, 1},   {6, 40, 49},  {4, 9000, 4}};
   if (form != "small") layouts.insert(layouts.end(), more.begin(), more.end());
   if (form == "large") {
-    std::cout << "seed " << (test::Seed() = std::random_device()()) << std::endl;
+    std::cout << "seed " << (test::seed = std::random_device()()) << std::endl;
     layouts.insert(layouts.end(), for_a_gpu.begin(), for_a_gpu.end());
     for (const Layout& layout :
          {Layout{4, 64, 16641}, Layout{66564, 256, 1}, Layout{8, 2048, 49}}) {

@@ -19,14 +19,12 @@ namespace {
 
 // The CPU kernels with the interface of kernel_tests.h.
 struct CpuKernels {
-  static constexpr int64_t kWorkspaceZeros = 0;
-  static int64_t WorkspaceBytes() { return 0; }
   // All sums are float64.
-  static double SumError(DType /*dtype*/, double n) { return 0x1p-53 * n; }
-  static double SumEps(DType /*dtype*/) { return 0x1p-53; }
-  static void LocalMoments(const syncbn::ReductionPass& pass, void*) { cpu::LocalMoments(pass); }
+  static double SumError(DType /*dtype*/, double n) { return test::kEps64 * n; }
+  static double SumEps(DType /*dtype*/) { return test::kEps64; }
+  static constexpr auto LocalMoments = cpu::LocalMoments;
   static constexpr auto Normalize = cpu::Normalize;
-  static void BackwardSums(const syncbn::ReductionPass& pass, void*) { cpu::BackwardSums(pass); }
+  static constexpr auto BackwardSums = cpu::BackwardSums;
   static constexpr auto BackwardApply = cpu::BackwardApply;
 };
 

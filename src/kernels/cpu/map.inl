@@ -2,7 +2,8 @@
 // Arithmetic is float32 (float64 for float64 data).
 //
 // A `Formula` has Channel(pass, c), which returns a channel's coefficients; Of(x, dy, coefficients,
-// slopes), which returns the result; kBackward: it reads dy; and kReadsX: it computes z.
+// slopes), which returns the result; kBackward, true if it reads dy; and kReadsX, true if backward
+// computes z.
 
 namespace syncbn::cpu {
 namespace {
@@ -23,16 +24,10 @@ template <typename Value>
 struct Coefficients {
   Affine<Value> to_z;
   Value scale_dz, scale_in, unit, shift;
-
-  SYNCBN_INLINE void Set(const Affine<Value>& of_in) {
-    to_z.center = of_in.center;
-    scale_in = of_in.scale;
-    shift = of_in.offset;
-  }
 };
 
-// kStream bypasses the caches, for outputs that would leave them before they are read. This saves
-// reading the output first.
+// kStream bypasses the caches, for outputs that would leave them before they are read. Other stores
+// read the output into the caches first.
 enum class StoreMode { kAssign, kStream, kAdd };
 
 constexpr int64_t kStreamBytes = 8 << 20;  // larger outputs leave the caches
@@ -51,8 +46,8 @@ SYNCBN_INLINE void MapVector(const T* x, const T* dy, const Coefficients<Vector>
     Store(out, kMode == StoreMode::kAdd ? value + old : value);
 }
 
-// Writes n elements, fewer than a vector. Inlining would double every loop's code. Arguments are
-// values, so coefficients stay in registers.
+// Writes n elements, fewer than a vector. Inlining would double the code of every loop. Arguments
+// are values, so coefficients stay in registers.
 template <StoreMode kMode, typename Formula, typename T, typename Vector>
 SYNCBN_NOINLINE void MapPart(const T* x, const T* dy, int64_t n, Coefficients<Vector> k,
                              Slopes<Vector> f, T* out) {
@@ -108,6 +103,8 @@ void MapPlanes(const ElementwisePass& pass, const Tile& tile) {
   if constexpr (kMode == StoreMode::kStream) EndStreamingStores();
 }
 
+// The coefficients of the columns of a row, padded to whole vectors. They have names, because GCC
+// keeps an array of coefficients in memory, and a pass then takes twice as long.
 template <typename Scalar, bool kReadsX>
 struct ColumnCoefficients {
   static constexpr int64_t kSize = kMaxColumns + kFloats;
@@ -185,7 +182,6 @@ MapTile MapByLayout(const ElementwisePass& pass) {
                                        : MapPlanes<kMode, Formula, T>;
 }
 
-// Returns the function that writes a tile of the pass.
 template <typename Formula, typename T>
 MapTile MapOf(const ElementwisePass& pass) {
   if (pass.mode == WriteMode::kAdd) return MapByLayout<StoreMode::kAdd, Formula, T>(pass);
@@ -208,9 +204,8 @@ struct NormalizeFormula {
 
   template <typename Scalar>
   static SYNCBN_INLINE Coefficients<Scalar> Channel(const ElementwisePass& pass, int64_t c) {
-    Coefficients<Scalar> k = {};
-    k.Set(MakeAffine<Scalar>(pass.mean[c], pass.scale[c], pass.offset[c]));
-    return k;
+    const Affine<Scalar> to_z = MakeAffine<Scalar>(pass.mean[c], pass.scale[c], pass.offset[c]);
+    return {to_z, 0, to_z.scale, 0, to_z.offset};
   }
   template <typename Vector>
   static SYNCBN_INLINE Vector Of(Vector x, Vector /*dy*/, const Coefficients<Vector>& k,
@@ -219,9 +214,9 @@ struct NormalizeFormula {
   }
 };
 
-void RunNormalize(const ElementwisePass& pass) {
-  WithVariant<kPlain, kLeakyOfX>(pass, [&](auto variant, auto element) {
-    Map(pass, MapOf<NormalizeFormula<variant.value>, decltype(element)>(pass));
+MapTile PickNormalize(const ElementwisePass& pass) {
+  return Pick<MapTile, kPlain, kLeakyOfX>(pass, [&](auto variant, auto element) {
+    return MapOf<NormalizeFormula<variant.value>, decltype(element)>(pass);
   });
 }
 
@@ -231,20 +226,17 @@ void RunNormalize(const ElementwisePass& pass) {
 
 template <Variant kVariant>
 struct ApplyFormula {
-  static constexpr bool kBackward = true, kReadsX = ReadsX(kVariant);
+  static constexpr bool kBackward = true, kReadsX = kVariant == kLeakyOfX;
 
   template <typename Scalar>
   static SYNCBN_INLINE Coefficients<Scalar> Channel(const ElementwisePass& pass, int64_t c) {
-    Coefficients<Scalar> k = {};
     const double center = CenterOf(pass)[c], scale = PerScale(pass.scale_xmu[c], pass, c);
-    Affine<Scalar> of_in = MakeAffine<Scalar>(center, scale, pass.shift[c]);
+    const Affine<Scalar> of_in = MakeAffine<Scalar>(center, scale, pass.shift[c]);
+    Affine<Scalar> to_z = {of_in.center, 0, 0};
+    if (kReadsX) to_z = MakeAffine<Scalar>(center, pass.scale[c], pass.offset[c]);
     double unit;
-    of_in.scale = Scalar(SplitCoefficient(scale, &unit));
-    k.unit = Scalar(unit);
-    if (kReadsX) k.to_z = MakeAffine<Scalar>(center, pass.scale[c], pass.offset[c]);
-    k.scale_dz = Scalar(pass.scale[c]);
-    k.Set(of_in);
-    return k;
+    const Scalar scale_in = Scalar(SplitCoefficient(scale, &unit));
+    return {to_z, Scalar(pass.scale[c]), scale_in, Scalar(unit), of_in.offset};
   }
   template <typename Vector>
   static SYNCBN_INLINE Vector Of(Vector saved, Vector dy, const Coefficients<Vector>& k,
@@ -255,9 +247,9 @@ struct ApplyFormula {
   }
 };
 
-void RunApply(const ElementwisePass& pass) {
-  WithVariant<kPlain, kLeakyOfX, kLeakyOfY>(pass, [&](auto variant, auto element) {
-    Map(pass, MapOf<ApplyFormula<variant.value>, decltype(element)>(pass));
+MapTile PickApply(const ElementwisePass& pass) {
+  return Pick<MapTile, kPlain, kLeakyOfX, kLeakyOfY>(pass, [&](auto variant, auto element) {
+    return MapOf<ApplyFormula<variant.value>, decltype(element)>(pass);
   });
 }
 

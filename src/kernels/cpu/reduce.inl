@@ -1,5 +1,5 @@
-// The reductions, which sum two terms for each channel over a tile. All sums are float64, because
-// memory, not arithmetic, takes the time.
+// The reductions, which sum two terms of each element for each channel of a tile. All sums are
+// float64, because memory, not arithmetic, takes the time.
 //
 // `Terms` has Channel(c, first), which returns numbers of a channel from its first value in the
 // tile; Of(x, dy, these numbers), which returns the two terms of an element; kBackward, true if it
@@ -35,7 +35,7 @@ SYNCBN_INLINE void AddVector(const Terms& terms, const T* x, const T* dy, const 
 
 // Returns the terms of n elements, fewer than a vector. The terms of the other lanes are zero,
 // because moments subtract `fill` and gradients multiply by a dy of 0, or the caller ignores them.
-// Inlining would double every loop's code. Arguments are values, so sums stay in registers.
+// Inlining would double the code of every loop. Arguments are values, so sums stay in registers.
 template <typename Terms, typename T>
 SYNCBN_NOINLINE Pair<Doubles> TermsOfPart(Terms terms, const T* x, const T* dy, int64_t n, T fill,
                                           Affine<Doubles> k) {
@@ -110,7 +110,7 @@ struct ColumnSums {
   alignas(64) double offset[kReadsX ? kSize : 1];
 };
 
-// Adds `n` columns from column j on. Several rows at a time load and store the sums less often.
+// Adds kRows rows of `n` columns from column j on, so that sums are loaded and stored once.
 template <int kRows, bool kFull, typename Terms, typename T>
 SYNCBN_INLINE void AddColumns(const Terms& terms, const T* x, const T* dy, int64_t stride,
                               int64_t j, int64_t n, ColumnSums<Terms::kReadsX>* columns) {
@@ -131,7 +131,7 @@ SYNCBN_INLINE void AddColumns(const Terms& terms, const T* x, const T* dy, int64
   if (kFull) {
     Store(columns->u + j, sums.first);
     Store(columns->v + j, sums.second);
-  } else {  // the last row may be shorter, so the other lanes have sums of longer rows
+  } else {  // the other lanes have sums of longer rows if this is the last row
     for (int64_t i = 0; i < n; ++i) {
       columns->u[j + i] = sums.first[i];
       columns->v[j + i] = sums.second[i];
@@ -182,8 +182,8 @@ void SumColumns(const Terms& terms, const T* x, const T* dy, const Tile& tile, d
   });
 }
 
-// SumColumns adds the sums of each column to its channel at the end. For few rows that takes longer
-// than the shorter loops of SumPlanes.
+// SumColumns also adds the sums of each column to a channel. For few rows that takes longer than
+// the shorter loops of SumPlanes.
 inline bool PrefersColumns(const Tile& tile) {
   return tile.inner < kMinPlane && (tile.inner < 16 || tile.outer_end - tile.outer_begin >= 16);
 }
@@ -191,7 +191,6 @@ inline bool PrefersColumns(const Tile& tile) {
 template <typename Terms, typename T>
 void SumTile(const Terms& terms, const T* x, const T* dy, const Tile& tile, double* sum_u,
              double* sum_v) {
-  for (int64_t c = tile.channel_begin; c < tile.channel_end; ++c) sum_u[c] = sum_v[c] = 0;
   if (PrefersColumns(tile))
     SumColumns(terms, x, dy, tile, sum_u, sum_v);
   else
@@ -234,16 +233,16 @@ void MomentsOfTile(const ReductionPass& pass, const Tile& tile, double* mean, do
   }
 }
 
-void RunMoments(const ReductionPass& pass) {
-  WithType(pass.dtype,
-           [&](auto element) { Reduce(pass, MomentsOfTile<decltype(element)>, MergeMoments); });
+ReduceTile PickMoments(const ReductionPass& pass) {
+  return Pick<ReduceTile, kPlain, kLeakyOfX>(
+      pass, [](auto /*variant*/, auto element) { return MomentsOfTile<decltype(element)>; });
 }
 
-// ---- the first pass of backward: the sums of dz and of dz * xmu --------------------------------
+// ---- the first pass of backward: the sums of dz and of dz * centered ---------------------------
 
 template <Variant kVariant>
 struct GradientTerms {
-  static constexpr bool kBackward = true, kReadsX = ReadsX(kVariant);
+  static constexpr bool kBackward = true, kReadsX = kVariant == kLeakyOfX;
   const double *center, *scale, *offset;
   Slopes<Doubles> f;
 
@@ -268,13 +267,10 @@ void SumsOfTile(const ReductionPass& pass, const Tile& tile, double* sum_dz,
           sum_dz_centered);
 }
 
-void RunSums(const ReductionPass& pass) {
-  WithVariant<kPlain, kLeakyOfX, kLeakyOfY>(pass, [&](auto variant, auto element) {
-    Reduce(pass, SumsOfTile<decltype(element), variant.value>, AddSums);
+ReduceTile PickSums(const ReductionPass& pass) {
+  return Pick<ReduceTile, kPlain, kLeakyOfX, kLeakyOfY>(pass, [](auto variant, auto element) {
+    return SumsOfTile<decltype(element), variant.value>;
   });
-  const bool empty = pass.layout.outer * pass.layout.inner == 0;
-  for (int64_t c = 0; c < pass.layout.channels && !empty; ++c)
-    pass.second[c] = PerScale(pass.second[c], pass, c);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The code that all passes share, and the table of one instruction set. isa_generic.cc and
+// The code that all passes share, and the functions of one instruction set. isa_generic.cc and
 // isa_x86.inl include this file after they define SYNCBN_ISA, SYNCBN_ISA_NAME, loads and stores.
 #include "kernels/cpu/tiles.h"
 
@@ -14,25 +14,19 @@ struct VariantConstant {
   static constexpr Variant value = kVariant;
 };
 
-// Calls run(an element of the type).
-template <typename Run>
-SYNCBN_INLINE void WithType(DType dtype, const Run& run) {
-  switch (dtype) {
-    case DType::kFloat32: return run(float());
-    case DType::kFloat64: return run(double());
-    case DType::kFloat16: return run(Half());
-  }
-}
-
-// Calls run(the pass's variant, an element of its type). The variant must be one of kVariants.
-template <Variant... kVariants, typename Run>
-SYNCBN_INLINE void WithVariant(const PassInput& pass, const Run& run) {
-  const auto with = [&](auto variant) {
-    WithType(pass.dtype, [&](auto element) { run(variant, element); });
-    return true;
+// Returns select(the variant of the pass, an element of its type). The variant must be one of
+// kVariants.
+template <typename Kernel, Variant... kVariants, typename Select>
+SYNCBN_INLINE Kernel Pick(const PassInput& pass, const Select& select) {
+  Kernel kernel = nullptr;
+  const auto with = [&](auto element) {
+    const auto set = [&](auto variant) { kernel = select(variant, element); };
+    ((VariantOf(pass) == kVariants ? set(VariantConstant<kVariants>()) : void()), ...);
   };
-  const Variant variant = VariantOf(pass);
-  (void)((variant == kVariants && with(VariantConstant<kVariants>())) || ...);
+  if (pass.dtype == DType::kFloat32) with(float());
+  if (pass.dtype == DType::kFloat64) with(double());
+  if (pass.dtype == DType::kFloat16) with(Half());
+  return kernel;
 }
 
 // Loads the first n elements at p, fewer than a vector, and `fill` into the other lanes.
@@ -50,7 +44,8 @@ SYNCBN_INLINE const T* FirstOf(const T* x, const Tile& tile) {
 }
 
 // A tile of short planes as `count` rows of `width` columns, `stride` elements apart, and a last
-// row of `rest` columns. A row has `repeats` outer indices, so that few channels also fill vectors.
+// row of `rest` columns. A column is an inner element of a channel. A row has `repeats` outer
+// indices, so that few channels also fill vectors.
 struct Rows {
   int64_t offset, count, stride, width, rest, repeats;
 };
@@ -97,6 +92,6 @@ SYNCBN_INLINE void ForEachColumn(const Rows& rows, const Tile& tile, const Visit
 
 namespace syncbn::cpu {
 
-const Isa SYNCBN_ISA = {SYNCBN_ISA_NAME, RunMoments, RunNormalize, RunSums, RunApply};
+const Isa SYNCBN_ISA = {SYNCBN_ISA_NAME, PickMoments, PickNormalize, PickSums, PickApply};
 
 }  // namespace syncbn::cpu

@@ -1,3 +1,5 @@
+// The passes on the CPU. Tiles depend on the shape of the tensor, not on the number of threads, and
+// their results are merged in order, so results are the same in every run.
 #include "kernels/cpu/tiles.h"
 
 #include <algorithm>
@@ -6,21 +8,21 @@
 #include <string>
 #include <vector>
 
-#include "core/moments.h"
 #include "core/parallel_for.h"
 
 namespace syncbn::cpu {
 namespace {
 
-// Elements of a tile: 128 KiB of float32 fit into a core's cache, and take about 10 us. Large
-// tensors have larger tiles, so that there are few partial results.
+// A tile has about this many elements, which take some 10 us: 128 KiB of float32 fit into the cache
+// of a core. A large tensor has larger tiles, because each tile of a reduction has its own results.
 constexpr int64_t kMinTile = 32768;
 constexpr int64_t kMaxTiles = 256;
 
-constexpr int64_t kMinRun = 4096;      // reading shorter runs of memory is inefficient
+constexpr int64_t kMinRun = 4096;      // adjacent elements; reading fewer is inefficient
 constexpr int64_t kAloneSize = 32768;  // a smaller pass ends before another thread has woken up
 
-// Returns the size of as many equal blocks as there would be blocks of `step`.
+// Returns the size of even blocks, as many as there would be blocks of `step`, rounded up to a
+// multiple of `multiple`.
 int64_t EvenStep(int64_t size, int64_t step, int64_t multiple) {
   const int64_t even = CeilDiv(size, CeilDiv(size, step));
   return std::min(size, CeilDiv(even, multiple) * multiple);
@@ -35,9 +37,8 @@ struct Partition {
   explicit Partition(const Layout& all) : layout(all), inner_step(all.inner) {
     const int64_t target = std::max(kMinTile, CeilDiv(layout.Size(), kMaxTiles));
     if (layout.inner < kMinPlane) {
-      // Rounding up to whole vectors must not exceed `max`, so `max` must be a multiple.
       const int64_t max = kMaxColumns / layout.inner;
-      const int64_t multiple = max % 16 == 0 ? 16 : 1;
+      const int64_t multiple = max % 16 == 0 ? 16 : 1;  // EvenStep must not exceed `max`
       channel_step =
           max >= layout.channels ? layout.channels : EvenStep(layout.channels, max, multiple);
     } else {
@@ -56,22 +57,7 @@ struct Partition {
   }
 
   int64_t Tiles() const { return outer_blocks * channel_blocks * inner_blocks; }
-  // Returns the number of tiles that cover one channel. Each has a partial result.
-  int64_t Partials() const { return outer_blocks * inner_blocks; }
 
-  // Returns the number of a tile's partial result.
-  int64_t PartialOf(int64_t index) const {
-    return index / (inner_blocks * channel_blocks) * inner_blocks + index % inner_blocks;
-  }
-  // Returns the elements of each channel in a partial result.
-  int64_t Count(int64_t partial) const {
-    const int64_t outer_begin = partial / inner_blocks * outer_step;
-    const int64_t inner_begin = partial % inner_blocks * inner_step;
-    return std::min(outer_step, layout.outer - outer_begin) *
-           std::min(inner_step, layout.inner - inner_begin);
-  }
-
-  // Adjacent tiles in memory have adjacent numbers.
   Tile At(int64_t index) const {
     const int64_t inner_begin = index % inner_blocks * inner_step;
     const int64_t channel_begin = index / inner_blocks % channel_blocks * channel_step;
@@ -87,6 +73,7 @@ struct Partition {
   }
 };
 
+// Calls on_tile(index) for every tile.
 template <typename OnTile>
 void ForEachTile(const Partition& partition, const OnTile& on_tile) {
   const int64_t tiles = partition.Tiles();
@@ -94,14 +81,14 @@ void ForEachTile(const Partition& partition, const OnTile& on_tile) {
   for (int64_t index = 0; index < tiles; ++index) on_tile(index);
 }
 
-// Returns the widest set that this build and this machine have, limited by the variable
+// Returns the widest instruction set that this build and this machine have, limited by the variable
 // GLUON_SYNCBN_INSTRUCTION_SET ("generic", "avx2", "avx512").
 const Isa* Detect() {
   const char* variable = std::getenv("GLUON_SYNCBN_INSTRUCTION_SET");
   const std::string limit = variable == nullptr ? "" : variable;
   if (limit == kGeneric.name) return &kGeneric;
 #if defined(SYNCBN_WIDE_KERNELS)
-  // Every processor with AVX2 has F16C, for which older compilers have no name here.
+  // Every processor with AVX2 has F16C, which this function of older compilers cannot check.
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
@@ -116,43 +103,34 @@ const Isa& TheIsa() {
   return *isa;
 }
 
-}  // namespace
-
-void MergeMoments(const ReductionPass& pass, double done, double count, const double* mean,
-                  const double* m2) {
-  for (int64_t c = 0; c < pass.layout.channels; ++c) {
-    const Moments merged = Merge({done, pass.first[c], pass.second[c]}, {count, mean[c], m2[c]});
-    pass.first[c] = merged.mean;
-    pass.second[c] = merged.m2;
-  }
-}
-
-void AddSums(const ReductionPass& pass, double /*done*/, double /*count*/, const double* first,
-             const double* second) {
-  for (int64_t c = 0; c < pass.layout.channels; ++c) {
-    pass.first[c] += first[c];
-    pass.second[c] += second[c];
-  }
-}
-
-void Reduce(const ReductionPass& pass, ReduceTile reduce, MergeTile merge) {
+// Calls merge(c, done, count, first, second) for each tile, in order, and each of its channels c:
+// first and second are results of `count` elements, after `done` elements of c have been merged.
+template <typename Merge>
+void Reduce(const ReductionPass& pass, ReduceTile reduce, const Merge& merge) {
   const int64_t channels = pass.layout.channels;
   std::fill_n(pass.first, channels, 0.0);
   std::fill_n(pass.second, channels, 0.0);
   if (pass.layout.Size() == 0) return;
   const Partition partition(pass.layout);
-  std::vector<double> partials(static_cast<size_t>(2 * partition.Partials() * channels));
-  const auto of_partial = [&](int64_t partial) { return &partials[2 * partial * channels]; };
+  const int64_t step = partition.channel_step;
+  std::vector<double> results(static_cast<size_t>(2 * step * partition.Tiles()));
+  const auto first_of = [&](int64_t index, const Tile& tile) {
+    return &results[2 * step * index - tile.channel_begin];
+  };
   ForEachTile(partition, [&](int64_t index) {
-    double* const first = of_partial(partition.PartialOf(index));
-    reduce(pass, partition.At(index), first, first + channels);
+    const Tile tile = partition.At(index);
+    double* const first = first_of(index, tile);
+    reduce(pass, tile, first, first + step);
   });
-  double done = 0;
-  for (int64_t partial = 0; partial < partition.Partials(); ++partial) {
-    const double* const first = of_partial(partial);
-    const double count = static_cast<double>(partition.Count(partial));
-    merge(pass, done, count, first, first + channels);
-    done += count;
+  for (int64_t index = 0; index < partition.Tiles(); ++index) {
+    const Tile tile = partition.At(index);
+    const double* const first = first_of(index, tile);
+    const int64_t outer = tile.outer_end - tile.outer_begin;
+    const int64_t done = tile.outer_begin * tile.inner + outer * tile.inner_begin;
+    const int64_t count = outer * (tile.inner_end - tile.inner_begin);
+    for (int64_t c = tile.channel_begin; c < tile.channel_end; ++c) {
+      merge(c, double(done), double(count), first[c], first[step + c]);
+    }
   }
 }
 
@@ -162,12 +140,32 @@ void Map(const ElementwisePass& pass, MapTile map) {
   ForEachTile(partition, [&](int64_t index) { map(pass, partition.At(index)); });
 }
 
-// ---- the passes --------------------------------------------------------------------------------
+}  // namespace
 
-void LocalMoments(const ReductionPass& pass) { TheIsa().local_moments(pass); }
-void Normalize(const ElementwisePass& pass) { TheIsa().normalize(pass); }
-void BackwardSums(const ReductionPass& pass) { TheIsa().backward_sums(pass); }
-void BackwardApply(const ElementwisePass& pass) { TheIsa().backward_apply(pass); }
+void LocalMoments(const ReductionPass& pass) {
+  const auto merge = [&](int64_t c, double done, double count, double mean, double m2) {
+    const Moments merged = Merge({done, pass.first[c], pass.second[c]}, {count, mean, m2});
+    pass.first[c] = merged.mean;
+    pass.second[c] = merged.m2;
+  };
+  Reduce(pass, TheIsa().moments(pass), merge);
+}
+
+void BackwardSums(const ReductionPass& pass) {
+  const auto add = [&](int64_t c, double /*done*/, double /*count*/, double dz,
+                       double dz_centered) {
+    pass.first[c] += dz;
+    pass.second[c] += dz_centered;
+  };
+  Reduce(pass, TheIsa().sums(pass), add);
+  for (int64_t c = 0; c < pass.layout.channels && pass.from_output; ++c) {
+    pass.second[c] /= pass.scale[c];
+  }
+}
+
+void Normalize(const ElementwisePass& pass) { Map(pass, TheIsa().normalize(pass)); }
+
+void BackwardApply(const ElementwisePass& pass) { Map(pass, TheIsa().apply(pass)); }
 
 const char* InstructionSet() { return TheIsa().name; }
 

@@ -1,8 +1,7 @@
-// Runs a pass tile by tile on several threads, and lists the passes of each instruction set.
+// The tiles that several threads compute, and the kernels of each instruction set.
 //
 // This header has no inline functions, because files with different instruction sets would compile
-// them, and the linker could keep the wrong copy. Tiles depend on the shape of the tensor, not on
-// the number of threads, so results are the same in every run.
+// them, and the linker could keep the wrong copy.
 #pragma once
 #include <cstdint>
 
@@ -10,45 +9,33 @@
 
 namespace syncbn::cpu {
 
-// A box of a tensor, the work of one task.
+// The part of a tensor that one task computes.
 struct Tile {
-  int64_t row;    // the tensor's channels * inner: elements between two outer indices
-  int64_t inner;  // the tensor's inner
+  int64_t row;    // elements from one outer index to the next: channels * inner of the tensor
+  int64_t inner;  // the inner size of the tensor
   int64_t outer_begin, outer_end;
   int64_t channel_begin, channel_end;
   int64_t inner_begin, inner_end;
 };
 
-// If the tensor's inner is below kMinPlane, a tile contains rows of columns instead of planes. Then
-// its inner range is whole, and no row is longer than kMaxColumns.
+// If the inner size of the tensor is smaller than kMinPlane, kernels loop over channels and inner
+// elements together. Then a tile has the whole inner range, and at most kMaxColumns of both.
 constexpr int64_t kMinPlane = 64;
 constexpr int64_t kMaxColumns = 1024;
 
-// A pass on one tile. A reduction writes the results of channel c to first[c] and second[c].
+// Computes a tile. A reduction has its results of channel c in first[c] and second[c], initially 0.
 using ReduceTile = void (*)(const ReductionPass& pass, const Tile& tile, double* first,
                             double* second);
 using MapTile = void (*)(const ElementwisePass& pass, const Tile& tile);
 
-// Merges partial results of `count` elements of each channel into the results of the pass, which
-// have `done` elements so far.
-using MergeTile = void (*)(const ReductionPass& pass, double done, double count,
-                           const double* first, const double* second);
-void MergeMoments(const ReductionPass& pass, double done, double count, const double* mean,
-                  const double* m2);
-void AddSums(const ReductionPass& pass, double done, double count, const double* first,
-             const double* second);
-
-// Reduces all tiles and merges their results in order. An empty shard gives zeros.
-void Reduce(const ReductionPass& pass, ReduceTile reduce, MergeTile merge);
-void Map(const ElementwisePass& pass, MapTile map);
-
-// The passes of one instruction set.
+// An instruction set. Its functions return the kernel that computes the tiles of a pass. A kernel
+// of sums adds dz * `centered` (activation.inl), not dz * xmu.
 struct Isa {
   const char* name;
-  void (*local_moments)(const ReductionPass& pass);
-  void (*normalize)(const ElementwisePass& pass);
-  void (*backward_sums)(const ReductionPass& pass);
-  void (*backward_apply)(const ElementwisePass& pass);
+  ReduceTile (*moments)(const ReductionPass& pass);
+  MapTile (*normalize)(const ElementwisePass& pass);
+  ReduceTile (*sums)(const ReductionPass& pass);
+  MapTile (*apply)(const ElementwisePass& pass);
 };
 
 extern const Isa kGeneric, kAvx2, kAvx512;

@@ -16,10 +16,10 @@ namespace syncbn::cuda {
 constexpr int kThreads = 128;  // per block
 constexpr int kVectorBytes = 16;
 constexpr int kMinPlane = 128;       // elements; smaller planes are cut into columns
-constexpr int kTileBytes = 128;      // a longer row of columns has only one unit of channels
-constexpr int64_t kBlocksEach = 16;  // per multiprocessor
+constexpr int kTileBytes = 128;      // bytes in a row of columns, unless whole vectors need more
+constexpr int64_t kBlocksEach = 16;  // blocks per multiprocessor
 constexpr int64_t kFewVectors = 8;   // the least number of vectors per thread
-constexpr int64_t kCounters = 8192;  // tiles that blocks can share: each needs a counter
+constexpr int64_t kCounters = 8192;  // tiles that blocks can share, because each needs a counter
 constexpr int64_t kMaxTileChannels = kTileBytes / 2;  // float16 has 2 bytes
 
 // The work of one thread: the vectors begin, begin + rows, ... before `end` in its column.
@@ -35,7 +35,7 @@ struct Cut {
   int tile_channels = 1, tile_slots = 1;  // channels and vectors in a row of a tile
   int rows = kThreads;                    // rows of threads in a block
   int64_t slots = 1;                      // vectors in a plane; 1 for columns
-  int64_t line = 0, step = 0;             // vectors in a column, and a block's part of them
+  int64_t line = 0, step = 0;             // vectors in a column, and in a block's share of it
   int64_t tiles = 1, splits = 1;          // splits: blocks that share a tile
 
   SYNCBN_HOST_DEVICE Work At(unsigned block, int thread) const {

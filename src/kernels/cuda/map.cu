@@ -43,30 +43,16 @@ __global__ void __launch_bounds__(kThreads) MapKernel(Cut cut, ElementwisePass p
   }
 }
 
-template <typename T, typename Formula>
-void MapOf(const ElementwisePass& pass, Stream stream) {
-  if (pass.layout.Size() == 0) return;
-  const bool aligned = AreAligned({pass.in, pass.dy, pass.out});
-  const Cut cut = MakeCut(pass.layout, sizeof(T), aligned, Multiprocessors());
-  const int64_t blocks = cut.tiles * cut.splits;
-  if (cut.width == 1) {
-    Launch<MapKernel<T, 1, 1, Formula>>(Formula::kName, blocks, kThreads, stream, cut, pass);
-  } else if (cut.columns) {
-    Launch<MapKernel<T, kWide<T>, kWide<T>, Formula>>(Formula::kName, blocks, kThreads, stream, cut,
-                                                      pass);
-  } else {
-    Launch<MapKernel<T, kWide<T>, 1, Formula>>(Formula::kName, blocks, kThreads, stream, cut, pass);
-  }
-}
-
 // `Formula` is a template of the type of the elements.
 template <template <typename> typename Formula>
 void Map(const ElementwisePass& pass, Stream stream) {
-  switch (pass.dtype) {
-    case DType::kFloat32: return MapOf<float, Formula<float>>(pass, stream);
-    case DType::kFloat64: return MapOf<double, Formula<double>>(pass, stream);
-    case DType::kFloat16: return MapOf<__half, Formula<__half>>(pass, stream);
-  }
+  if (pass.layout.Size() == 0) return;
+  const auto launch = [&](auto element, auto width, auto channels, const Cut& cut) {
+    using T = decltype(element);
+    Launch<MapKernel<T, decltype(width)::value, decltype(channels)::value, Formula<T>>>(
+        Formula<T>::kName, cut.tiles * cut.splits, kThreads, stream, cut, pass);
+  };
+  WithKernel(pass, {pass.in, pass.dy, pass.out}, launch);
 }
 
 // ---- the second pass of forward: y = f(z), z = (x - mean) * scale + offset ----------------------

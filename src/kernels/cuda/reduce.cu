@@ -5,7 +5,6 @@
 // Add(activation, x, dy, first, second), which adds an element's terms to two sums; Of(sums), which
 // returns a thread's contribution; Merge(a, b), which merges two contributions; Finish(pass, c,
 // all), which writes the results; kBackward, true if it reads dy; and kName, the name in errors.
-#include "core/moments.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/passes.h"
 #include "kernels/cuda/tensor.cuh"
@@ -143,35 +142,19 @@ __global__ void __launch_bounds__(kThreads, kBlocksWithRegisters)
       finish, shared);
 }
 
-template <typename T, typename Terms>
-void ReduceOf(const ReductionPass& pass, void* workspace, Stream stream) {
-  if (pass.layout.channels == 0) return;
-  const bool aligned = AreAligned({pass.in, pass.dy});
-  const Cut cut = MakeCut(pass.layout, sizeof(T), aligned, Multiprocessors());
-  char* const bytes = static_cast<char*>(workspace);
-  const Workspace scratch{reinterpret_cast<unsigned*>(bytes),
-                          reinterpret_cast<Partial*>(bytes + kWorkspaceZeros)};
-  const int64_t blocks = cut.tiles * cut.splits;
-  if (cut.width == 1) {
-    Launch<ReduceKernel<T, 1, 1, Terms>>(Terms::kName, blocks, kThreads, stream, cut, pass,
-                                         scratch);
-  } else if (cut.columns) {
-    Launch<ReduceKernel<T, kWide<T>, kWide<T>, Terms>>(Terms::kName, blocks, kThreads, stream, cut,
-                                                       pass, scratch);
-  } else {
-    Launch<ReduceKernel<T, kWide<T>, 1, Terms>>(Terms::kName, blocks, kThreads, stream, cut, pass,
-                                                scratch);
-  }
-}
-
 // `Terms` is a template of the type of the elements.
 template <template <typename> typename Terms>
 void Reduce(const ReductionPass& pass, void* workspace, Stream stream) {
-  switch (pass.dtype) {
-    case DType::kFloat32: return ReduceOf<float, Terms<float>>(pass, workspace, stream);
-    case DType::kFloat64: return ReduceOf<double, Terms<double>>(pass, workspace, stream);
-    case DType::kFloat16: return ReduceOf<__half, Terms<__half>>(pass, workspace, stream);
-  }
+  if (pass.layout.channels == 0) return;
+  char* const bytes = static_cast<char*>(workspace);
+  const Workspace scratch{reinterpret_cast<unsigned*>(bytes),
+                          reinterpret_cast<Partial*>(bytes + kWorkspaceZeros)};
+  const auto launch = [&](auto element, auto width, auto channels, const Cut& cut) {
+    using T = decltype(element);
+    Launch<ReduceKernel<T, decltype(width)::value, decltype(channels)::value, Terms<T>>>(
+        Terms<T>::kName, cut.tiles * cut.splits, kThreads, stream, cut, pass, scratch);
+  };
+  WithKernel(pass, {pass.in, pass.dy}, launch);
 }
 
 // ---- the first pass of forward: mean and m2 = sum((x - mean)^2) --------------------------------

@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
+#include <type_traits>
 
+#include "kernels/cuda/check.h"
 #include "kernels/cuda/cut.h"
 #include "kernels/passes.h"
 
@@ -48,7 +50,7 @@ struct alignas(sizeof(T) * kWidth) Vector {
 template <typename T>
 constexpr int kWide = kVectorBytes / sizeof(T);
 
-// Bypasses the first-level cache, because each element is read once.
+// Reads past the first-level cache, because each element is read once.
 template <typename T, int kWidth>
 __device__ Vector<T, kWidth> Read(const void* tensor, int64_t at) {
   const T* const from = static_cast<const T*>(tensor) + at;
@@ -92,15 +94,34 @@ struct FusedActivation {
 
   // Returns the argument `to_z` of Unwind for a channel.
   __device__ Affine<A> ToUnwind(const PassInput& pass, int64_t c) const {
-    if (!ReadsX(variant)) return {static_cast<A>(CenterOf(pass)[c]), 0, 0};
+    if (variant != kLeakyOfX) return {static_cast<A>(CenterOf(pass)[c]), 0, 0};
     return MakeAffine<A>(pass.mean[c], pass.scale[c], pass.offset[c]);
   }
 };
 
-inline bool AreAligned(std::initializer_list<const void*> tensors) {
-  return std::all_of(tensors.begin(), tensors.end(), [](const void* tensor) {
+// Calls run(element, width, channels, cut) with the cut of a pass that accesses `tensors`, an
+// element, and two types whose `value` is the width of a vector and the number of its channels.
+template <typename T, typename Run>
+void WithElement(const PassInput& pass, std::initializer_list<const void*> tensors,
+                 const Run& run) {
+  const bool aligned = std::all_of(tensors.begin(), tensors.end(), [](const void* tensor) {
     return reinterpret_cast<uintptr_t>(tensor) % kVectorBytes == 0;
   });
+  const Cut cut = MakeCut(pass.layout, sizeof(T), aligned, Multiprocessors());
+  constexpr std::integral_constant<int, kWide<T>> wide{};
+  constexpr std::integral_constant<int, 1> one{};
+  if (cut.width == 1) return run(T(), one, one, cut);
+  if (cut.columns) return run(T(), wide, wide, cut);
+  run(T(), wide, one, cut);
+}
+
+template <typename Run>
+void WithKernel(const PassInput& pass, std::initializer_list<const void*> tensors, const Run& run) {
+  switch (pass.dtype) {
+    case DType::kFloat32: return WithElement<float>(pass, tensors, run);
+    case DType::kFloat64: return WithElement<double>(pass, tensors, run);
+    case DType::kFloat16: return WithElement<__half>(pass, tensors, run);
+  }
 }
 
 }  // namespace syncbn::cuda

@@ -1,14 +1,11 @@
-// The backend of a GPU. Each call uses a lane. The host waits twice in a forward or backward call
-// of training: for the sums, which kernels write directly to pinned memory, and at the end.
+// The backend of a GPU. The host waits twice in a forward or backward call of training: for the
+// sums, which kernels write directly to pinned memory, and at the end.
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <new>
-#include <utility>
 #include <vector>
 
 #include "core/error.h"
@@ -19,8 +16,6 @@
 
 namespace syncbn {
 namespace {
-
-// ---- the current device ------------------------------------------------------------------------
 
 // Functions of the driver, looked up at run time because the library must load without a driver.
 struct Driver {
@@ -63,9 +58,8 @@ class CurrentDevice {
   CurrentDevice(const CurrentDevice&) = delete;
   CurrentDevice& operator=(const CurrentDevice&) = delete;
 
-  // Must be called again after other code that may have changed the current device. The destructor
-  // bypasses the runtime, which may then believe that its device is still current. So this function
-  // also sets the device's context.
+  // Must be called again after other code that may have changed the current device. The runtime may
+  // not notice that a destructor has changed the context. So this function also sets the context.
   void Set() const {
     static std::mutex mutex;
     static auto& contexts = *new std::map<int, void*>;
@@ -87,33 +81,12 @@ class CurrentDevice {
   void* const context_before_;
 };
 
-// ---- lanes -------------------------------------------------------------------------------------
-
-// Allocates for the current device.
-using Allocate = std::function<std::shared_ptr<void>(MemoryKind kind, size_t bytes)>;
-
-// Memory that grows on demand.
-class Buffer {
- public:
-  // Growing frees the old memory, which no pending work may use.
-  void Reserve(MemoryKind kind, size_t bytes, const Allocate& allocate) {
-    if (bytes <= bytes_) return;
-    Free();
-    memory_ = allocate(kind, bytes);
-    bytes_ = bytes;
-  }
-  void Free() {
-    bytes_ = 0;
-    memory_.reset();
-  }
-  void* data() const { return memory_.get(); }
-
- private:
-  std::shared_ptr<void> memory_;
-  size_t bytes_ = 0;
+struct Buffer {
+  std::shared_ptr<void> memory;
+  size_t bytes = 0;
 };
 
-// A stream and its scratch memory, for one call at a time on the current device. Later calls of any
+// A stream and its scratch memory, for one forward or backward call at a time. Later calls of any
 // layer reuse lanes, so a step allocates nothing once its shapes have been seen.
 class Lane {
  public:
@@ -136,53 +109,36 @@ class Lane {
     is_idle_ = true;
   }
 
-  // Returns the workspace of kernels/cuda/passes.h.
-  void* Workspace(const Allocate& allocate) {
-    workspace_.Reserve(MemoryKind::kDevice, static_cast<size_t>(cuda::WorkspaceBytes()), allocate);
-    if (!is_zeroed_) {
-      SYNCBN_CUDA_CHECK(cudaMemsetAsync(workspace_.data(), 0, cuda::kWorkspaceZeros, Queue()));
-      is_zeroed_ = true;
-    }
-    return workspace_.data();
-  }
-
-  // Returns a free lane of the current device, which has number `ordinal`, or a new lane.
+  // Returns a free lane of the current device, whose number is `ordinal`, or a new lane.
   static Lane* Acquire(int ordinal) {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      auto& free = free_[ordinal];
-      if (!free.empty()) {
-        Lane* lane = free.back().release();
-        free.pop_back();
-        return lane;
-      }
+    std::unique_lock<std::mutex> lock(mutex_);
+    auto& free = free_[ordinal];
+    if (free.empty()) {
+      lock.unlock();
+      return new Lane;
     }
-    return new Lane;
+    Lane* const lane = free.back();
+    free.pop_back();
+    return lane;
   }
 
   static void Release(int ordinal, Lane* lane) noexcept {
     std::lock_guard<std::mutex> lock(mutex_);
-    try {
-      free_[ordinal].emplace_back(lane);
-    } catch (const std::bad_alloc&) {
-      // The lane leaks.
-    }
+    free_[ordinal].emplace_back(lane);
   }
 
-  Buffer device, pinned;  // per-channel vectors
+  Buffer device, pinned;   // per-channel vectors
+  Buffer workspace;        // see kernels/cuda/passes.h
+  bool has_zeros = false;  // the workspace has its zeros
 
  private:
   static inline std::mutex mutex_;
-  // Never destroyed: the runtime may end before static objects do.
-  static inline auto& free_ = *new std::map<int, std::vector<std::unique_ptr<Lane>>>;
+  // Never destroyed, because operators may outlive static objects, and the runtime may not.
+  static inline auto& free_ = *new std::map<int, std::vector<Lane*>>;
 
   cuda::Stream stream_ = nullptr;
   bool is_idle_ = true;
-  Buffer workspace_;
-  bool is_zeroed_ = false;  // the workspace has its zeros
 };
-
-// ---- the backend -------------------------------------------------------------------------------
 
 // The most per-channel vectors of a call: 3 inputs of the sums, 2 sums, 2 results and 5
 // coefficients in backward from x through an activation. (Forward has 5 inputs, 2 moments, 2
@@ -202,8 +158,8 @@ class CudaBackend : public Backend {
     channels_ = layout.channels;
     pinned_used_ = device_used_ = 0;
     const size_t vector_bytes = static_cast<size_t>(channels_) * sizeof(double);
-    lane_->device.Reserve(MemoryKind::kDevice, kDeviceVectors * vector_bytes, allocate_);
-    lane_->pinned.Reserve(MemoryKind::kPinned, kPinnedVectors * vector_bytes, allocate_);
+    Reserve(&lane_->device, MemoryKind::kDevice, kDeviceVectors * vector_bytes);
+    Reserve(&lane_->pinned, MemoryKind::kPinned, kPinnedVectors * vector_bytes);
     // The first Synchronize waits for these copies.
     for (const Tensor* vector : vectors) {
       double* const copy = NextPinned();
@@ -271,22 +227,43 @@ class CudaBackend : public Backend {
 
   const void* Keep(const void* tensor, size_t bytes) override {
     if (bytes == 0) return nullptr;
-    kept_.Reserve(MemoryKind::kDevice, bytes, allocate_);  // no call is pending
-    SYNCBN_CUDA_CHECK(
-        cudaMemcpyAsync(kept_.data(), tensor, bytes, cudaMemcpyDefault, lane_->Queue()));
-    return kept_.data();
+    void* const kept = Reserve(&kept_, MemoryKind::kDevice, bytes);
+    SYNCBN_CUDA_CHECK(cudaMemcpyAsync(kept, tensor, bytes, cudaMemcpyDefault, lane_->Queue()));
+    return kept;
   }
 
-  void Forget() override { kept_.Free(); }
+  void Forget() override { kept_ = {}; }
 
  private:
+  // Returns a buffer's memory of at least this size. Frees smaller memory, which no pending work
+  // may use.
+  void* Reserve(Buffer* buffer, MemoryKind kind, size_t bytes) {
+    if (buffer->bytes < bytes) {
+      *buffer = {};
+      buffer->memory = allocator_(device_, kind, bytes);
+      buffer->bytes = bytes;
+      current_->Set();
+    }
+    return buffer->memory.get();
+  }
+
+  void* Workspace() {
+    const size_t bytes = static_cast<size_t>(cuda::WorkspaceBytes());
+    void* const workspace = Reserve(&lane_->workspace, MemoryKind::kDevice, bytes);
+    if (!lane_->has_zeros) {
+      SYNCBN_CUDA_CHECK(cudaMemsetAsync(workspace, 0, cuda::kWorkspaceZeros, lane_->Queue()));
+      lane_->has_zeros = true;
+    }
+    return workspace;
+  }
+
   double* NextPinned() { return Next(lane_->pinned, &pinned_used_, kPinnedVectors); }
   double* NextDevice() { return Next(lane_->device, &device_used_, kDeviceVectors); }
 
   // Returns the next of the vectors that Begin has reserved.
   double* Next(const Buffer& reserved, int64_t* used, int64_t most) const {
     if (*used == most) throw DeviceError(Concat("a call must have at most ", most, " vectors"));
-    return static_cast<double*>(reserved.data()) + (*used)++ * channels_;
+    return static_cast<double*>(reserved.memory.get()) + (*used)++ * channels_;
   }
 
   double* Pin(const double* values) {
@@ -322,7 +299,7 @@ class CudaBackend : public Backend {
     ReductionPass on_device = pass;
     on_device.first = NextPinned();
     on_device.second = NextPinned();
-    kernel(on_device, lane_->Workspace(allocate_), lane_->Queue());
+    kernel(on_device, Workspace(), lane_->Queue());
     lane_->Synchronize();
     std::copy_n(on_device.first, channels_, pass.first);
     std::copy_n(on_device.second, channels_, pass.second);
@@ -338,11 +315,6 @@ class CudaBackend : public Backend {
 
   const Device device_;
   const Allocator allocator_;
-  const Allocate allocate_ = [this](MemoryKind kind, size_t bytes) {
-    const std::shared_ptr<void> memory = allocator_(device_, kind, bytes);
-    current_->Set();
-    return memory;
-  };
   Buffer kept_;
   // The state of the current call:
   std::unique_ptr<CurrentDevice> current_;

@@ -1,13 +1,11 @@
-// Emulates the part of CUDA that the kernels need to run as C++ on a CPU, so that tests without a
-// GPU check their logic: thread indices, barriers, shared memory, and a runtime whose device memory
-// is the host's. It models neither speed nor memory ordering: compute-sanitizer finds races between
-// blocks on a GPU.
+// Emulates the part of CUDA that kernels and backend need to run as C++ on a CPU: thread indices,
+// barriers, shared memory, and a runtime whose device memory is host memory. It models neither
+// speed nor memory ordering.
 //
 // The threads of a block are fibers of the calling thread (fibers.cc) and run until they wait.
 // Blocks run one after the other, so `__shared__` is a static variable of the calling thread.
 #pragma once
 #include <atomic>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -67,13 +65,12 @@ inline std::atomic<int> allocations{0};  // device and pinned memory
 // The number of calls of this thread before one fails; a negative number means that none fails.
 inline thread_local int calls_left = -1;
 
-// Counts a call of this thread, and returns its status.
 inline cudaError_t Call() {
   if (calls_left < 0) return cudaSuccess;
   return calls_left-- == 0 ? cudaErrorMemoryAllocation : cudaSuccess;
 }
 
-// The thread's current device, which CurrentDevice sets and restores.
+// The thread's current device, or -1.
 inline int& Device() { return *emulated_device(); }
 
 inline cudaStream_t StreamOf(int device) {

@@ -1,7 +1,6 @@
-/* Emulates CUDA's driver, as libcuda.so.1: device memory is the host's, and a call returns when all
-   is done. The context of a device is its number plus one, and null where the thread has none. As
-   in a real driver, a thread needs a context for its calls. Who uses it: op/cuda/backend_cuda.cc in
-   the target emulated_cuda, and mxnet_runtime.c in scripts/check_gpu_wheel.py. */
+/* Emulates CUDA's driver, libcuda.so.1, for backend_cuda.cc and mxnet_runtime.c. Device memory is
+   host memory, and a call returns when its work is done. The context of a device is its number plus
+   one. As with a real driver, a call fails if the thread has no context. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,8 +1,8 @@
-// The threads of an emulated block are fibers, which run in turn from barrier to barrier.
+// The threads of an emulated block are fibers, which run in turn from barrier to barrier. A fiber
+// is reused for the thread with the same index in the next block.
 //
-// A fiber is kept, and runs the thread with its index in block after block. The compiler's own
-// setjmp and longjmp switch fibers, because blocks switch very often: swapcontext makes a system
-// call each time, and the C library's setjmp and longjmp look for cleanup handlers.
+// The compiler's setjmp and longjmp switch fibers, because they are fast: swapcontext makes a
+// system call each time, and the C library's setjmp and longjmp look for cleanup handlers.
 #include <ucontext.h>
 
 #include <memory>
@@ -33,8 +33,8 @@ struct Block {
 
 thread_local Block* block = nullptr;  // the block that this thread of the system runs
 
-// It is not inlined into a function that waits. There the address sanitizer would see that the jump
-// does not return, and search for the end of the stack each time.
+// Not inlined, because the address sanitizer would see that the jump does not return, and search
+// for the end of the stack each time.
 [[gnu::noipa, gnu::no_sanitize("address")]] void JumpTo(JumpBuffer place) {
   __builtin_longjmp(place, 1);
 }

@@ -1,8 +1,7 @@
-/* CUDA's runtime for mxnet-cu112, made of the driver's functions: devices, memory, copies, streams
-   and events. None of MXNet's own kernels runs, so this works on GPUs for which the wheel has none,
-   and on those that driver.c emulates. Fills do nothing, and device memory starts as NaN, so the
-   values of what is not written are NaN; any other kernel is an error that names it.
-   Who uses it: scripts/check_gpu_wheel.py, as libcudart, whose other functions return an error. */
+/* CUDA's runtime for mxnet-cu112, which calls the driver, for scripts/check_gpu_wheel.py. It does
+   not launch MXNet's kernels, so it works on GPUs for which the wheel has no kernels, and on GPUs
+   that driver.c emulates. A kernel that fills an array does nothing, and device memory is initially
+   NaN, so values that were not written are NaN. Any other kernel is an error that names it. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,7 +39,7 @@ int cuEventRecord(void* event, void* stream);
 int cudaDriverGetVersion(int* version) { return cuDriverGetVersion(version); }
 int cudaGetDeviceCount(int* count) { return cuInit(0) ?: cuDeviceGetCount(count); }
 
-/* MXNet shares the primary context with our library's own runtime. */
+/* MXNet and our library's own runtime share the primary context. */
 int cudaSetDevice(int device) {
   void* context;
   return cuInit(0) ?: cuDevicePrimaryCtxRetain(&context, device) ?: cuCtxSetCurrent(context);
@@ -56,7 +55,7 @@ int cudaDeviceSynchronize(void) { return Enter() ?: cuCtxSynchronize(); }
 int cudaDeviceGetAttribute(int* value, int attribute, int device) {
   return cuInit(0) ?: cuDeviceGetAttribute(value, attribute, device);
 }
-/* All names, sizes and limits are 0. MXNet does not read them in these tests. */
+/* MXNet does not read the properties in these tests. */
 int cudaGetDeviceProperties(void* properties, int device) {
   memset(properties, 0, 512);
   return 0;
