@@ -106,7 +106,7 @@ std::vector<double> SyncBatchNorm::ReduceBatch(const Layout& layout, const Forwa
       options_.nonfinite == NonFinite::kSkip &&
       FirstNonFinite(batch, options_, tensors.running_mean, tensors.running_var);
   if (!is_skipped && layer_->collected.IsActive()) {
-    layer_->collected.Add(state->ticket.number, batch, options_.unbiased_running_var);
+    layer_->collected.Add(state->ticket.number, batch);
   } else if (!is_skipped) {
     UpdateRunning(batch, options_, name_, backend_.get(), tensors.running_mean,
                   tensors.running_var);

@@ -24,7 +24,6 @@ pytestmark = [
 FULL = os.environ.get("GLUON_SYNCBN_NATIVE") == "full"
 TESTS = {path.stem for path in (ROOT / "tests/cpp").glob("*.cc")}
 EMULATED = {name for name in TESTS if name.startswith("test_cuda_")}
-ONE_THREAD = {"test_op"}
 
 
 @pytest.mark.parametrize(
@@ -45,10 +44,9 @@ def test_native(sanitizer, tmp_path, request):
         options += ["-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-Og -g1"]
     if sanitizer and not FULL:
         options.append("-DGLUON_SYNCBN_WIDE_KERNELS=OFF")
+    if sanitizer == "thread" or (sanitizer and not FULL):
+        # The thread sanitizer cannot follow emulated GPUs' threads.
         targets = TESTS - EMULATED
-    if sanitizer == "thread":
-        # There are no races in one thread, and it cannot follow emulated GPUs' threads.
-        targets = TESTS - EMULATED - ONE_THREAD
     if targets != TESTS:
         # All instruction sets run the same code if there are no wide kernels.
         excluded = ["-E", "|".join(["_(generic|avx2)", *(TESTS - targets)])]
