@@ -139,6 +139,7 @@ void TestFailures(const Setting& setting) {
     emulated::Device() = device;
     emulated::calls_left = calls;
     const std::string text = ErrorOf([&] { shard.Step(layer.get(), setting); });
+    CHECK_EQ(text == kNoError, emulated::calls_left >= 0, "call ", calls);
     emulated::calls_left = -1;
     CHECK_EQ(emulated::Device(), device);
     if (text == kNoError) {
