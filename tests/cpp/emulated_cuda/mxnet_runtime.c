@@ -1,7 +1,7 @@
 /* CUDA's runtime for mxnet-cu112, which calls the driver, for scripts/check_gpu_wheel.py. It does
    not launch MXNet's kernels, so it works on GPUs for which the wheel has no kernels, and on GPUs
-   that driver.c emulates. Device memory is initially NaN, so the new arrays of MXNet's operators are
-   NaN. */
+   that driver.c emulates. Device memory is initially NaN, so the new arrays of MXNet's operators
+   are NaN. */
 #include <stdlib.h>
 #include <string.h>
 
