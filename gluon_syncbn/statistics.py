@@ -243,9 +243,9 @@ def _moments_of(layer):
         return None
     numbers = np.empty(length)
     load().gluon_syncbn_collected(layer.key, numbers.ctypes.data, length)
-    size, is_unbiased = numbers[:2]
-    mean, m2 = numbers[2:].reshape(2, -1)
-    return _Moments(bool(is_unbiased), size, mean, m2)
+    mean, m2 = numbers[1:].reshape(2, -1)
+    is_unbiased = layer._sync.settings.unbiased_running_var
+    return _Moments(is_unbiased, numbers[0], mean, m2)
 
 
 def _equally_many(batches):

@@ -84,7 +84,7 @@ SYNCBN_EXPORT(void, gluon_syncbn_release_layer, void* layer) {
   delete static_cast<std::shared_ptr<Layer>*>(layer);
 }
 
-// Sets the options of a layer for its next forward calls. If it `restarts`, it also forgets its
+// Sets the options of a layer's next forward calls. If `restarts`, the layer also forgets its
 // devices, and no call may be pending.
 SYNCBN_EXPORT(int, gluon_syncbn_set_options, const char* key, LayerOptions options, int restarts) {
   return CatchAll([&] {
@@ -101,7 +101,7 @@ SYNCBN_EXPORT(int, gluon_syncbn_collect, const char* key, int starts) {
   });
 }
 
-// Writes the first `size` numbers of CollectedMoments::Total. Returns how many it has, or -1.
+// Writes the first `size` numbers of CollectedMoments::Total. Returns the total's size, or -1.
 SYNCBN_EXPORT(int64_t, gluon_syncbn_collected, const char* key, double* numbers, int64_t size) {
   return CatchAll(int64_t{-1}, [&] {
     const syncbn::Numbers found = FindLayer(key)->collected.Total();
@@ -121,8 +121,7 @@ SYNCBN_EXPORT(int, gluon_syncbn_set_participants, const char* key, const char* d
 // The total seconds that `device`, such as "cpu(0)", has waited in this layer.
 SYNCBN_EXPORT(double, gluon_syncbn_wait_seconds, const char* key, const char* device) {
   return CatchAll(0.0, [&] {
-    const syncbn::Device waiting = *syncbn::ParseDevices(device).begin();
-    return Table::Get().WaitSeconds(FindLayer(key)->members, waiting);
+    return Table::Get().WaitSeconds(FindLayer(key)->members, syncbn::ParseDevice(device));
   });
 }
 
@@ -154,7 +153,6 @@ SYNCBN_EXPORT(const char*, gluon_syncbn_failure) {
   return text.c_str();
 }
 
-// See Table::Fail.
 SYNCBN_EXPORT(int, gluon_syncbn_fail_all, const char* text, int everywhere) {
   return CatchAll([&] { Table::Get().Fail(text, everywhere != 0); });
 }
@@ -222,7 +220,7 @@ SYNCBN_EXPORT(int, gluon_syncbn_exit_after, double seconds, const char* text) {
 // Waits until all other ranks have left, at most for the timeout.
 SYNCBN_EXPORT(int, gluon_syncbn_distributed_stop, double timeout) {
   return CatchAll([&] {
-    constexpr double kAfterFailure = 10;  // some ranks may never leave; others end soon
+    constexpr double kAfterFailure = 10;  // a rank that hangs never leaves
     Table::Get().Disconnect(timeout, std::min(timeout, kAfterFailure));
   });
 }

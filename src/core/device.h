@@ -1,6 +1,5 @@
 // A device and its name.
 #pragma once
-#include <cstdio>
 #include <cstdlib>
 #include <set>
 #include <sstream>
@@ -24,15 +23,10 @@ inline bool operator<(const Device& a, const Device& b) {
   return std::tie(a.type, a.id) < std::tie(b.type, b.id);
 }
 
-// Reads "cpu(0)". Throws Error for another text.
+// Reads "cpu(0)".
 inline Device ParseDevice(const std::string& name) {
-  char type[32], id[10];
-  int end = 0;
-  const int fields = std::sscanf(name.c_str(), "%31[a-z_](%9[0-9])%n", type, id, &end);
-  if (fields != 2 || end != static_cast<int>(name.size())) {
-    throw Error(Concat("a device must be written like \"cpu(0)\", got \"", name, "\""));
-  }
-  return {type, std::atoi(id)};
+  const size_t bracket = name.find('(');
+  return {name.substr(0, bracket), std::atoi(name.c_str() + bracket + 1)};
 }
 
 // Reads "cpu(0) cpu(1)".

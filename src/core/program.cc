@@ -1,5 +1,5 @@
-// The locator is a Python function and needs the GIL. A thread that forks may hold the GIL while it
-// waits for the caller of WhereProgramStands. So a separate thread calls the locator.
+// The locator is a Python function and needs the GIL. A thread that forks may hold the GIL and
+// wait for the caller of WhereProgramStands. So a separate thread calls the locator.
 #include "core/program.h"
 
 #include <atomic>
@@ -32,7 +32,7 @@ std::string WhereProgramStands() {
   }).detach();
   while (!answer->is_ready) {
     if (forks > 0) return "";
-    // A fork could copy a mutex, which EndFork would need, while it is locked.
+    // There is no mutex, because a fork could copy it while it is locked.
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   return answer->text;

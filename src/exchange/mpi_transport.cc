@@ -37,7 +37,7 @@ void AwaitReader() {
   }
 }
 
-// MPI_Finalize calls this function before it waits for all ranks, which would hang with a rank.
+// MPI_Finalize calls this function before it waits for all ranks. It would hang if a rank hangs.
 int CallClosing(MPI_Comm, int, void* closing, void*) noexcept {
   bool all_end = false;
   CatchAll([&] { all_end = (*static_cast<std::function<bool()>*>(closing))(); });

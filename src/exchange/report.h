@@ -26,7 +26,7 @@ struct Terms {
 };
 std::string DisagreementReport(const Key& key, const Terms& a, const Terms& b);
 
-// The error of a device that calls a layer or a step of `size` other devices.
+// The error of a device that calls the layer of `size` other devices.
 std::string TooManyDevicesReport(const std::string& layer, const Device& device,
                                  const std::set<Device>& others, size_t size);
 

@@ -59,7 +59,6 @@ struct Members {
   static inline std::atomic<int> alive{0};
 };
 
-// A device's contribution to an exchange.
 struct Contribution {
   Phase phase = Phase::kForward;
   Members* members = nullptr;  // null for a named sum
@@ -98,7 +97,6 @@ class Table {
   void SetParticipants(Members* members, const std::set<Device>& participants);
   // Forgets the layer's devices. No call may be pending.
   void Restart(Members* members);
-  // Returns the total seconds that a device has waited in this layer.
   double WaitSeconds(const Members& members, const Device& device);
   // Returns the seconds since the first device arrived at the oldest pending exchange, or 0 if
   // there is none or after a failure.
@@ -107,12 +105,10 @@ class Table {
   // Fails all exchanges with this text until Reset. A no-op without layers and other ranks. Other
   // ranks receive the text if a device here waits for them, or if `tell_ranks`.
   void Fail(const std::string& text, bool tell_ranks);
-  // Returns the text of the failure, or an empty one.
   std::string Failure();
   // Forgets all devices, and the failure unless other ranks have it. Call Fail before.
   void Reset();
 
-  // Connects this process with the other ranks.
   void Connect(std::unique_ptr<Transport> transport);
   // Announces to other ranks that this process ends, and ends its exchanges with them.
   void Leave();

@@ -40,8 +40,8 @@ class Pause {
 
   // Releases the mutex for one pause, which ends early at a `deadline` in the future, or when
   // `changed` is notified of `over`. If the pause ends more than a second late, the process was
-  // stopped (Ctrl-Z, a debugger, a suspended job). Then returns this time, by which the caller
-  // extends its deadline.
+  // stopped (Ctrl-Z, a debugger, a suspended job). Then returns the time of the stop, and the
+  // caller extends its deadline by it.
   Duration operator()(std::unique_lock<std::mutex>* lock, const std::atomic<bool>& over,
                       std::condition_variable* changed, Time deadline) {
     const Time now = Clock::now();
@@ -72,7 +72,7 @@ class Pause {
     prctl(PR_SET_TIMERSLACK, 1);
   }
 
-  // Devices, or processes of one machine, that arrive together wait for a shorter time.
+  // Devices that arrive together, or processes of one machine, wait for a shorter time.
   static constexpr std::chrono::microseconds kAwake{50}, kAwakeForMessages{200};
   static constexpr std::chrono::seconds kSleep{1};
   static constexpr std::chrono::microseconds kSleepForMessages{500};

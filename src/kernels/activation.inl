@@ -82,7 +82,6 @@ SYNCBN_FORMULA Value OnSlope(const Slopes<Value>& f, Value v) {
   return f.slope != 0 ? f.slope * v : Value{};
 }
 
-// Returns f(z).
 template <typename Value>
 SYNCBN_FORMULA Value Activate(Variant variant, Value z, const Slopes<Value>& f) {
   if (variant == kLeakyOfX) return z <= 0 ? OnSlope(f, z) : z;  // NaN stays NaN

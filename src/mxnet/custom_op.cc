@@ -130,7 +130,6 @@ template <typename... Parts>
   throw Error(Concat("SyncBatchNorm '", node.layer->members.layer, "': ", parts...));
 }
 
-// The shapes, types and dependencies of a node.
 struct Properties {
   Node node;
   Options options;
@@ -220,7 +219,6 @@ int InferType(int size, int* types, void* state) {
   });
 }
 
-// Lists the arrays that MXNet keeps for backward.
 int DeclareBackwardDependency(const int* out_grads, const int* inputs, const int* outputs,
                               int* size, int** dependencies, void* state) {
   Properties* properties = static_cast<Properties*>(state);
@@ -262,8 +260,8 @@ int CreateOperator(const char* context, int /*size*/, unsigned** /*shapes*/, con
   });
 }
 
-// If this function threw, MXNet would call the callbacks in `list`, which are not set yet, to
-// delete it. So ListArguments throws the error.
+// If this function threw, MXNet would call the callback in `list` that deletes properties, which is
+// not set yet. So ListArguments throws the error.
 int Create(const char* /*op_type*/, const int size, const char** keys, const char** values,
            MXCallbackList* list) {
   static AnyCallback callbacks[] = {Any(Delete<Properties>), Any(ListArguments),

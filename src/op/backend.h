@@ -55,7 +55,7 @@ class Backend {
 };
 
 // Returns the backend of a device. Only GPUs use the allocator. Throws Error for a GPU if the
-// library was built without CUDA, or if the process has no such GPU.
+// library was built without CUDA.
 std::unique_ptr<Backend> MakeBackend(const Device& device, Allocator allocator);
 std::unique_ptr<Backend> MakeCpuBackend();
 std::unique_ptr<Backend> MakeCudaBackend(const Device& device, Allocator allocator);

@@ -76,11 +76,10 @@ void CollectedMoments::Start() {
   is_active_ = true;
 }
 
-void CollectedMoments::Add(int64_t call, const BatchMoments& batch, bool unbiased) {
+void CollectedMoments::Add(int64_t call, const BatchMoments& batch) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (call == latest_call_ || batch.count() == 0) return;
   latest_call_ = call;
-  is_unbiased_ = unbiased;
   if (total_.empty()) {
     total_ = batch.numbers;
   } else {
@@ -90,9 +89,7 @@ void CollectedMoments::Add(int64_t call, const BatchMoments& batch, bool unbiase
 
 Numbers CollectedMoments::Total() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  Numbers total = total_;
-  if (!total.empty()) total.insert(total.begin() + 1, is_unbiased_);
-  return total;
+  return total_;
 }
 
 std::shared_ptr<Layer> CreateLayer(const std::string& key, const std::string& name) {

@@ -67,17 +67,16 @@ class CollectedMoments {
 
   // Adds the batch of a forward call. Each device of the layer calls this, and the first call
   // counts. All devices wait for each other in each forward call, so `call` never goes back.
-  void Add(int64_t call, const BatchMoments& batch, bool unbiased);
+  void Add(int64_t call, const BatchMoments& batch);
 
-  // Returns (count, 1 if running variances are unbiased, mean[C], m2[C]); empty without a batch.
+  // Returns (count, mean[C], m2[C]); empty without a batch.
   Numbers Total() const;
 
  private:
   mutable std::mutex mutex_;
   std::atomic<bool> is_active_{false};
   int64_t latest_call_ = -1;
-  bool is_unbiased_ = false;
-  Numbers total_;  // (count, mean[C], m2[C])
+  Numbers total_;
 };
 
 class Layer {

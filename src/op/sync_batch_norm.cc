@@ -106,7 +106,7 @@ std::vector<double> SyncBatchNorm::ReduceBatch(const Layout& layout, const Forwa
       options_.nonfinite == NonFinite::kSkip &&
       FirstNonFinite(batch, options_, tensors.running_mean, tensors.running_var);
   if (!is_skipped && layer_->collected.IsActive()) {
-    layer_->collected.Add(state->ticket.number, batch, options_.unbiased_running_var);
+    layer_->collected.Add(state->ticket.number, batch);
   } else if (!is_skipped) {
     UpdateRunning(batch, options_, name_, backend_.get(), tensors.running_mean,
                   tensors.running_var);
@@ -242,7 +242,7 @@ void SyncBatchNorm::KeepInputIfNeeded(const Layout& layout, const ForwardTensors
                                       ForwardState* state) {
   if (!options_.from_output) return;
   state->keeps_x =
-      tensors.y_mode != WriteMode::kWrite ||  // then y was not written, or added to other values
+      tensors.y_mode != WriteMode::kWrite ||  // y was not written, or was added to other values
       !CanReconstruct(state->spread, state->offset, options_.activation, tensors.y.dtype);
   if (state->keeps_x) {  // x still exists, because MXNet gives y other memory
     const size_t bytes = static_cast<size_t>(layout.Size()) * SizeOf(tensors.x.dtype);
@@ -253,7 +253,7 @@ void SyncBatchNorm::KeepInputIfNeeded(const Layout& layout, const ForwardTensors
 }
 
 // A device that fails never arrives at the exchange, so Fail ends the waits of other devices and
-// ranks. An Error is from the table or Fail, which have ended them.
+// ranks. An Error comes from the table or Fail, which have ended these waits.
 template <typename Body>
 void SyncBatchNorm::OnBackend(const char* phase, const Tensor& x,
                               const std::vector<const Tensor*>& vectors, const Body& body) {

@@ -36,7 +36,6 @@ class SyncBatchNorm {
   // Sets the options of the next forward call and its backward calls.
   void SetOptions(const Options& options) { options_ = options; }
 
-  // Returns true if backward reads y instead of x.
   bool IsFromOutput() const { return options_.from_output; }
 
   // Returns true if a forward call uses the statistics of the batch, not the running ones.

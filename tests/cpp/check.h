@@ -38,7 +38,6 @@ void Fail(const char* file, int line, const Parts&... parts) {
   std::cerr << text.str() << std::endl;
 }
 
-// The exit status of main.
 inline int Result() {
   if (failures > 0) std::cerr << failures << " checks failed" << std::endl;
   return failures > 0 ? 1 : 0;

@@ -168,7 +168,7 @@ struct Problem {
             eps};
   }
 
-  // Returns xmu and dz. Their errors leave out what rounding the mean loses.
+  // Returns xmu and dz. Their errors do not include the rounding error of the mean, see Dx.
   XmuAndDz Unwound(const syncbn::PassInput& r, int64_t channel, int64_t i, double eps) const {
     const Value saved{x.Get(i), 0};
     if (!r.from_output) {
@@ -198,7 +198,6 @@ struct Problem {
   }
 
  private:
-  // Returns expected(channel, element) for every element.
   template <typename Of>
   std::vector<Value> Each(const Of& expected) const {
     std::vector<Value> values(static_cast<size_t>(x.size()));

@@ -72,7 +72,6 @@ struct Shard {
     }
   }
 
-  // Runs forward and backward.
   void Step(syncbn::SyncBatchNorm* layer, const Setting& setting) {
     const auto data = [&](Tensor& t) { return syncbn::Tensor{t.data(), shape, dtype}; };
     const auto vector = [&](Tensor& t) {

@@ -82,7 +82,6 @@ inline const std::vector<double>& EveryFloat16() {
   return all;
 }
 
-// Returns the bits of the nearest float16.
 inline uint16_t ToFloat16(double value) {
   const double rounded = Round(syncbn::DType::kFloat16, value);
   const auto infinity = EveryFloat16().begin() + 0x7c00;
@@ -119,7 +118,6 @@ class Tensor {
   }
 
   void SetHalf(int64_t i, uint16_t bits) { Write(i, bits); }
-  // Returns all bytes without the guards.
   std::string Bytes() const { return {bytes_.begin() + begin_, bytes_.end() - kGuard}; }
 
   bool GuardsAreIntact() const {

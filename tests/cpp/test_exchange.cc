@@ -24,8 +24,9 @@ Device Cpu(int id) { return {"cpu", id}; }
 
 // ---- threads -----------------------------------------------------------------------------------
 
-// Each device of each layer and rank has a thread, which is late now and then. The net moves to ids
-// that have another order as texts, and is reset once. Then rank 0 fails, and all waits end.
+// Each device of each layer and rank has a thread, which is late now and then. The net moves to
+// devices whose names have another order than their ids, and is reset once. Then rank 0 fails, and
+// all waits end.
 void Train(int ranks, int size) {
   constexpr int kLayers = 2;
   // Each step waits for the slowest thread, which takes long beside other busy programs.

@@ -17,7 +17,6 @@ using syncbn::Layout;
 
 namespace {
 
-// The CPU kernels with the interface of kernel_tests.h.
 struct CpuKernels {
   // All sums are float64.
   static double SumError(DType /*dtype*/, double n) { return test::kEps64 * n; }

@@ -14,28 +14,24 @@
 #define SYNCBN_VECTOR_BYTES 64
 #define SYNCBN_WIDE(name) _mm512_##name
 #define SYNCBN_NARROW(name) _mm256_##name
+typedef __m512 WideFloats;
+typedef __m512d WideDoubles;
+typedef __m256i Narrow;
 #else
 #define SYNCBN_ISA kAvx2
 #define SYNCBN_ISA_NAME "avx2"
 #define SYNCBN_VECTOR_BYTES 32
 #define SYNCBN_WIDE(name) _mm256_##name
 #define SYNCBN_NARROW(name) _mm_##name
+typedef __m256 WideFloats;
+typedef __m256d WideDoubles;
+typedef __m128i Narrow;
 #endif
 #define SYNCBN_HAS_STREAMING_STORES true
 #include "kernels/cpu/vectors.inl"
 
 namespace syncbn::cpu {
 namespace {
-
-#if defined(__AVX512F__)
-typedef __m512 WideFloats;
-typedef __m512d WideDoubles;
-typedef __m256i Narrow;
-#else
-typedef __m256 WideFloats;
-typedef __m256d WideDoubles;
-typedef __m128i Narrow;
-#endif
 
 // Loads `bytes` bytes from p; the rest of the result is 0.
 template <typename Bits>

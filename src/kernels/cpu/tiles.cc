@@ -73,7 +73,6 @@ struct Partition {
   }
 };
 
-// Calls on_tile(index) for every tile.
 template <typename OnTile>
 void ForEachTile(const Partition& partition, const OnTile& on_tile) {
   const int64_t tiles = partition.Tiles();

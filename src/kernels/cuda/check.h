@@ -15,7 +15,6 @@ inline void Check(cudaError_t status, const char* call) {
 
 #define SYNCBN_CUDA_CHECK(call) ::syncbn::cuda::Check(call, #call)
 
-// Returns the number of multiprocessors of the current device.
 inline int Multiprocessors() {
   int device = 0, count = 0;
   SYNCBN_CUDA_CHECK(cudaGetDevice(&device));

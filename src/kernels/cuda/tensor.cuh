@@ -83,7 +83,6 @@ __device__ inline void ReadVectors(const PassInput& pass, const Cut& cut, const 
   }
 }
 
-// The activation of a pass.
 template <typename A>
 struct FusedActivation {
   Variant variant;

@@ -96,13 +96,11 @@ class Lane {
     SYNCBN_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   }
 
-  // Returns the stream for new work.
   cuda::Stream Queue() {
     is_idle_ = false;
     return stream_;
   }
 
-  // Waits for all work on the stream.
   void Synchronize() {
     if (is_idle_) return;
     SYNCBN_CUDA_CHECK(cudaStreamSynchronize(stream_));
@@ -279,7 +277,6 @@ class CudaBackend : public Backend {
     return device;
   }
 
-  // Uploads the per-channel arrays that kernels read.
   void UploadInput(PassInput* input) {
     const bool reads_z = input->from_output || input->activation.function != Function::kIdentity;
     input->scale = Upload(input->scale);
@@ -328,16 +325,6 @@ class CudaBackend : public Backend {
 }  // namespace
 
 std::unique_ptr<Backend> MakeCudaBackend(const Device& device, Allocator allocator) {
-  int count = 0;
-  try {
-    SYNCBN_CUDA_CHECK(cudaGetDeviceCount(&count));
-  } catch (const DeviceError& error) {
-    throw Error(Concat("SyncBatchNorm on ", device.Name(), ": ", error.what()));
-  }
-  if (device.id < 0 || device.id >= count) {
-    throw Error(Concat("SyncBatchNorm on ", device.Name(), ": the device must be one of the ",
-                       count, " CUDA devices of this process"));
-  }
   return std::make_unique<CudaBackend>(device, allocator);
 }
 

@@ -1,4 +1,4 @@
-// Emulates CUDA's half precision type, as the native tests' tensors hold float16.
+// Emulates CUDA's half precision type by the conversions of tensor.h.
 #pragma once
 #include "cuda_runtime.h"
 #include "tensor.h"

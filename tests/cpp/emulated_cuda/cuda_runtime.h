@@ -60,7 +60,7 @@ extern "C" int* emulated_device();  // driver.c
 
 namespace emulated {
 
-constexpr int kDevices = 4, kMultiprocessors = 3;
+constexpr int kMultiprocessors = 3;
 inline std::atomic<int> allocations{0};  // device and pinned memory
 // The number of calls of this thread before one fails; a negative number means that none fails.
 inline thread_local int calls_left = -1;
@@ -107,10 +107,6 @@ inline cudaError_t cudaSetDevice(int device) {
 inline cudaError_t cudaGetDevice(int* device) {
   *device = emulated::Device();
   return emulated::Call();
-}
-inline cudaError_t cudaGetDeviceCount(int* count) {
-  *count = emulated::kDevices;
-  return cudaSuccess;
 }
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   std::strcpy(properties->name, "an emulated GPU");
