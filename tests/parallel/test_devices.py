@@ -213,18 +213,6 @@ def test_a_parallel_net_gets_shards_inside_of_the_map_of_its_devices(devices):
     assert weight_gradient(net) == 3 and (x.grad.asnumpy() == 0).all()
 
 
-@pytest.mark.parametrize("attach", [True, False])
-def test_a_parallel_net_inside_of_the_map_of_others(attach, devices, make_devices):
-    net, x = one_weight(devices.contexts, 2.0), column(1, 2)
-    if attach:
-        x.attach_grad()
-    with autograd.record():
-        (total,) = make_devices(1).map(lambda: (net(x) ** 2).sum())
-    make_devices(1).map(total.backward)
-    assert weight_gradient(net) == 2 * 2 * 1 + 2 * 4 * 2
-    assert not attach or (x.grad.asnumpy()[:, 0] == [8, 16]).all()
-
-
 @pytest.mark.timeout(60)
 def test_a_thread_does_not_wait_for_ever_for_its_turn(devices):
     gluon_syncbn.set_timeout(0.2)
