@@ -26,6 +26,7 @@ from support.blocks import Double, in_threads, move
 from support.helpers import (
     Loop,
     cpus,
+    differentiate,
     repetitions,
     set_mode,
     whole,
@@ -205,6 +206,7 @@ def test_maps_inside_of_maps(make_devices):
 def test_a_parallel_net_gets_shards_inside_of_the_map_of_its_devices(devices):
     """Splitting is not recorded, so the batch gets no gradient."""
     net, x = one_weight(devices.contexts, 3.0), column(1, 2)
+    differentiate(net, x)  # after this backward a Trainer would sum nothing
     x.attach_grad()
     with autograd.record():
         totals = devices.map(lambda x: net(x).sum(), devices.split(x))
