@@ -15,7 +15,7 @@ from .mxnet_private.arrays import push
 from .mxnet_private.parameters import contexts_of, data_of, gradients_of
 from .native.library import load
 
-_pending_times: list = []  # numbers that the engine has not written yet
+_pending_times: list = []  # times that the engine has not written yet
 
 
 class Monitor:

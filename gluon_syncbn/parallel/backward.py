@@ -77,8 +77,8 @@ def _check_head_gradients(backward):
 def _run_calls(calls, leaves, backward, parameters):
     """Run backward through the caller's graph, and then through each call's graphs.
 
-    If calls have inputs with gradients, a last backward, from the heads and these
-    inputs, writes the gradients of the caller's variables. Return its heads.
+    If calls have inputs with gradients, the last backward starts from the heads and
+    these inputs, and writes gradients of the caller's variables. Return its heads.
     """
     heads, gradients, mode = backward.heads, backward.gradients, backward.train_mode
     has_inputs = any(call.inputs for call in calls)
@@ -133,7 +133,7 @@ class ParameterGradients:
 
     @contextmanager
     def adding(self, contexts: Iterable[mx.Context] | None = None) -> Iterator[None]:
-        """Add the gradients that the block writes to the earlier graphs' gradients."""
+        """Add what the ``with`` block writes to the gradients of earlier graphs."""
         saved = [
             (data, grad, grad.copy())
             for context in (list(self._overwritten) if contexts is None else contexts)
@@ -150,10 +150,7 @@ class ParameterGradients:
 
     @contextmanager
     def summed(self) -> Iterator[None]:
-        """Sum over devices the gradients that the ``with`` block writes.
-
-        Other arrays keep their mark of a fresh gradient, also after a failure.
-        """
+        """Sum over devices the gradients that the ``with`` block writes."""
         values = [data for _, pairs in self._all for data, _ in pairs]
         previous = list(filter(is_fresh, values))
         added = [pairs for p, pairs in self._summed if p.grad_req == "add"]
@@ -164,7 +161,7 @@ class ParameterGradients:
         try:
             yield
             self._sum()
-        finally:
+        finally:  # arrays that the block did not write stay fresh if they were
             for grad, value in earlier:
                 grad += value
             mark_fresh(previous)

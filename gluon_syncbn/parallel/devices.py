@@ -60,11 +60,7 @@ class Worker:
         weakref.finalize(self, self._calls.put, None).atexit = False
 
     def call(self, function: Callable, *arguments: Any) -> Any:
-        """Call a function in this object's thread, and return its result.
-
-        If the caller is another Worker's thread, it runs its own calls while it waits,
-        because the function may call that Worker.
-        """
+        """Call a function in this object's thread, and return its result."""
         own = _thread.calls
         if own is self._calls:
             return function(*arguments)
@@ -73,7 +69,7 @@ class Worker:
         self.unfinished.add(result)
         self._calls.put((result, function, arguments))
         try:
-            if own is not None:
+            if own is not None:  # the function may call the waiting Worker
                 result.add_done_callback(lambda _: own.put(None))
                 _serve(own)
             return result.result()
@@ -122,7 +118,7 @@ class Workers:
 
 
 _seed_count = 0  # calls of mx.random.seed outside of maps
-_latest_draw = -1, 0  # `_seed_count` then, and the drawn seed
+_latest_draw = -1, 0  # `_seed_count` at the latest draw, and the drawn seed
 
 
 def _count_seed():
@@ -328,7 +324,7 @@ class OwnThreads(Devices):
 
 
 def inside_map(contexts: Sequence[mx.Context] = ()) -> bool:
-    """Return True inside a function of `map`; if contexts are given, of their map."""
+    """Return True inside a function of `map`, optionally of one over these contexts."""
     mapped = failures.here.contexts
     return bool(mapped) and (not contexts or list(contexts) == list(mapped))
 
@@ -346,7 +342,7 @@ def _lengths(lists):
 def _with_callers_state(function, contexts):
     """Return `function` with the caller's flags and seed, to call in other threads."""
     global _latest_draw
-    # A draw waits for the generator, which work may use that waits for a nested map.
+    # Inside of a map, a draw could wait for work that waits for a nested map.
     if _latest_draw[0] != _seed_count and not failures.here.contexts:
         _latest_draw = _seed_count, draw_seed()
     seed_count, seed = _latest_draw

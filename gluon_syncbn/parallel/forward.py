@@ -104,7 +104,7 @@ class ParallelForward(ForwardOnDevices):
         self._settings = settings  # None if layers are not converted
         self._unconverted: set = set()  # names of layers that stay unsynchronized
         self._classes: dict = {}  # each block's class in the latest conversion
-        # {kinds of inputs: descriptions of outputs that have rows for any batch}
+        # {kinds of inputs: descriptions of outputs that were checked to have rows}
         self._known: dict = collections.defaultdict(set)
         self._latest_call = None, None
         self._has_checked_operators = self._has_warned_of_few_rows = False
@@ -167,12 +167,10 @@ class ParallelForward(ForwardOnDevices):
             self.devices.map_first(summary, *zip(*shards.arguments))
 
     def adopt_parameters(self, blocks: Sequence[mx.gluon.Block]) -> list:
-        """Prepare the blocks' parameters for the devices, and return them.
-
-        The net may have changed, so each call runs this. Gluon's collect_params would
-        take as long as queueing a small net.
-        """
+        """Prepare the blocks' parameters for the devices, and return them."""
         contexts = self.devices.contexts
+        # Each call does this, because the net may have changed. Gluon's collect_params
+        # would take as long as queueing a small net.
         all_parameters = [p for block in blocks for p in block.params.values()]
         parameters = dict.fromkeys(all_parameters)
         for parameter in not_replicated(parameters, contexts):
@@ -265,9 +263,9 @@ class ParallelForward(ForwardOnDevices):
     def _describe_other_rows(self, args, shards, parameters):
         """Describe the first device's outputs for another number of rows.
 
-        If devices have equally many rows, an output without one value per row may have
-        that length by chance. Return None if the net fails, because GluonCV's R-CNN
-        accepts only one number of rows.
+        An output without one value per row may have the length of equal shards by
+        chance. Return None if the net fails, because GluonCV's R-CNN accepts only one
+        number of rows.
         """
         contexts, count = self.devices.contexts, 3 if shards.rows[0] == 2 else 2
         first, devices = contexts[:1], _devices_for_shapes(tuple(contexts))

@@ -102,9 +102,9 @@ def make_parallel(
 
     **Gradients** of the whole batch are on every device after ``backward``, so clipping
     and optimizers need no change. Another thread may call ``backward``. Arguments with
-    ``attach_grad`` also get their gradients. ValueError is raised if the net reads
-    another array that has a gradient, if the loss uses an array that the net computed
-    but did not return, and by ``autograd.grad``.
+    ``attach_grad`` also get their gradients. ValueError is raised if the net reads a
+    variable that is neither an argument nor a parameter, if the loss uses an array that
+    the net computed but did not return, and by ``autograd.grad``.
 
     ``mx.random.seed`` seeds initialization and Dropout on all devices. Inside a
     function passed to ``net.devices.map``, and in the graph of a hybridized parent, the

@@ -54,8 +54,8 @@ def allow_plain_loop(net: mx.gluon.Block) -> mx.gluon.Block:
     -----
     Inside the loop, do not wait for outputs before the net was called for every
     context, because the other contexts have no work yet. Compute the net's inputs
-    before the loop. Otherwise the operators that compute one context's input could wait
-    for another context's loss, which waits for the first context. Each context's thread
+    before the loop. Otherwise an operator that computes an input could wait for another
+    context's loss, which waits for the call with that input. Each context's thread
     has its own random generators, which ``mx.random.seed`` seeds.
 
     Examples
@@ -112,14 +112,14 @@ class _LoopForward(ForwardOnDevices):
 
     def __init__(self, net):
         super().__init__(net)
-        # False after conversion, because the program may have threads of its own.
+        # False after conversion, because a program may have a thread for each context.
         self.is_for_all_threads = False
         self._devices = {}  # {context: its Devices}
         count_scopes()
         # A round ends when all contexts have had equally many calls.
         self._round = collections.defaultdict(list)  # {context: scopes of its calls}
         self._had_round = False
-        self._recovery = 0  # number of the latest recovery at the latest call
+        self._recovery = 0  # the latest recovery before the latest call
 
     def __call__(self, *args):
         devices = self._devices_of(args)
@@ -154,9 +154,8 @@ class _LoopForward(ForwardOnDevices):
     def _check_round(self, context):
         """Recover if the program has left a round before all contexts were called.
 
-        The devices that were called would wait for the others. The next round calls a
-        context again in a new scope of ``autograd.record()``. Repeated calls in one
-        scope are normal.
+        Then a context is called again in a new scope of ``autograd.record()``. Repeated
+        calls in one scope are normal.
         """
         if self._recovery != failures.latest_recovery[0]:
             self._round.clear()

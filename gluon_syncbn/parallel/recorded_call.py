@@ -36,8 +36,8 @@ class _Private(NamedTuple):
     """Operators that devices have recorded, on which a loss must not depend."""
 
     net: str
-    ends: list  # results of the operators recorded before and after them
-    variables: set  # names of all variables that their graphs may have
+    ends: list  # results of two operators, recorded before and after these
+    variables: set  # names of all variables that their results may depend on
 
 
 # A net may keep an array after its call. The latest 100 calls are checked.
@@ -45,24 +45,17 @@ _private: Any = collections.deque(maxlen=100)
 
 
 def refuse_losses(net: mx.gluon.Block, begin: mx.nd.NDArray, variables: set) -> None:
-    """Refuse losses that depend on operators recorded since `begin`.
-
-    `begin` is a result of `record_operator`.
-    """
+    """Refuse losses that depend on operators recorded since the operator `begin`."""
     ends = [begin, graphs.record_operator()]
     _private.append(_Private(name_of(net), ends, variables))
 
 
 def calls_behind(heads: Iterable) -> tuple[list[RecordedCall], set[str]]:
-    """Return the calls and the names of the variables that heads depend on.
-
-    The latest call is the first. Its detached outputs are variables, so the search
-    continues from its inputs.
-    """
+    """Return the calls, the latest first, and the variables that heads depend on."""
     names, found = graphs.variables_behind(heads), []
     _check_only_outputs(heads, names)
     for call in reversed(list_alive(_calls)):
-        if not names.isdisjoint(call.cut_leaves):
+        if not names.isdisjoint(call.cut_leaves):  # then search behind its inputs
             found.append(call)
             names |= graphs.variables_behind(call.inputs)
     return found, names
@@ -165,8 +158,7 @@ class RecordedCall:
     ) -> tuple[list, list]:
         """Run backward through the devices' graphs, each in its thread.
 
-        `cut_gradients` are the cut leaves' gradients by name. Return the inputs that
-        have gradients, and these.
+        Return the inputs that have gradients, and their gradients.
         """
 
         def backward_on(context, outputs, names, inputs):

@@ -1,4 +1,4 @@
-"""Running statistics in calls that do not run on all devices, or must not count."""
+"""Running statistics in calls that skip devices, or must not change statistics."""
 
 from __future__ import annotations
 
@@ -41,11 +41,9 @@ def only_participants(
 ) -> Iterator[None]:
     """Make SyncBatchNorm layers wait only for these contexts in training.
 
-    The other contexts get the running statistics of the first one. Backward may run
-    after the ``with`` block. If `is_isolated`, the layers ignore other processes.
-
-    This function waits for pending work before and after the block, because layers
-    number their calls when they run.
+    The other contexts get the running statistics of the first one. If `is_isolated`,
+    the layers ignore other processes. Layers number their calls when they run, so this
+    function waits for pending work before and after the ``with`` block.
     """
     with DeferredSignals():
         try:
@@ -57,7 +55,7 @@ def only_participants(
             try:
                 mx.nd.waitall()
             finally:
-                # After a failure also, because other layers may have finished.
+                # Other layers may have finished before a failure.
                 for layer in layers:
                     _set_participants(layer, [], False)
                 for layer in layers:
@@ -70,7 +68,6 @@ def _set_participants(layer, contexts, is_isolated):
 
 
 def _copy_running_statistics(layer, contexts):
-    """Copy running statistics from the first of `contexts` to all other contexts."""
     for parameter in (layer.running_mean, layer.running_var):
         arrays = {data.context: data for data in data_of(parameter)}
         with autograd.pause():

@@ -30,8 +30,8 @@ class Shards:
 
     contexts: Sequence[mx.Context]
     arguments: list  # one list for each context
-    # (input, its shards, axis to join them or None for copies) for each input that
-    # depends on a variable. The shards have gradients. All are arrays of mx.nd.
+    # (input, its shards, axis to join them, None for copies) for each input that
+    # depends on a variable. The shards have gradients.
     recorded: list
     axis: int | None = None  # None in a plain loop, whose caller has split the batch
     rows: Sequence[int] = ()  # the number of rows on each context
@@ -55,9 +55,9 @@ class Shards:
         axis: int,
         limit: int | None = None,
     ) -> Shards:
-        """Split at most `limit` rows, and leave out contexts that get none.
+        """Split at most `limit` rows of the flattened `args`, and copy the scalars.
 
-        `leaves` are the flattened `args`. Arrays without axes are copied.
+        Contexts that get no row are left out.
         """
         _check_no_shards(args, contexts)
         are_split = [
@@ -104,7 +104,7 @@ def split_rows(
     batch_axis: int,
     bounds: Sequence[tuple[int, int]],
 ) -> list[mx.nd.NDArray]:
-    """Return the rows (begin, end) of a batch on each context, not recorded."""
+    """Return each context's rows, from `begin` to `end`, without recording."""
     shards, index = [], [slice(None)] * batch.ndim
     is_array = isinstance(batch, mx.nd.NDArray)
     rows: Any = batch
@@ -117,7 +117,7 @@ def split_rows(
 
 
 def join_shards(shards: Sequence, axis: int | None, context: mx.Context) -> Any:
-    """Return shards as one array, or the sum of copies if `axis` is None.
+    """Concatenate arrays, or add them if `axis` is None.
 
     If the shards are other objects, return the first one.
     """

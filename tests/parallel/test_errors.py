@@ -247,18 +247,3 @@ def test_an_operator_completes_with_the_error_of_another_one():
     gluon_syncbn.recover()
     devices = Devices(contexts)
     assert_trains(devices, layer)
-
-
-def test_error_of_the_users_function_gives_up_the_work_in_flight(devices):
-    layer = make_layer(devices.contexts, num_devices=2, timeout=1000)
-
-    def my_faulty_step(x):
-        if x.context == mx.cpu(1):
-            raise KeyError("a user's mistake")
-        return layer(x)
-
-    with pytest.raises(KeyError, match="a user's mistake") as caught:
-        with autograd.record():
-            devices.map(my_faulty_step, make_shards(devices))
-    assert caught.traceback[-1].name == "my_faulty_step"
-    assert_trains(devices, layer)

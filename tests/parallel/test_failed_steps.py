@@ -17,7 +17,6 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from support.helpers import Loop, set_mode
 from support.mistakes import make_layer, make_shards
-from support.mpi import needs_mpi, run_ranks
 from support.nd import nd
 
 PLACES = "forward", "loss", "backward", "step", "end"  # step 0 fails at the first, ...
@@ -199,47 +198,6 @@ def test_a_plain_loop_that_was_left_between_two_contexts():
                 program.queue(number, saboteur(program, "exception", "loss", 0))
         program.queue(number)
     assert program.state() == right.state()
-
-
-RANKS = """
-from gluon_syncbn.native import failures
-
-net = nn.HybridSequential()
-net.add(nn.Dense(2, in_units=2, weight_initializer='ones'), nn.BatchNorm())
-net.add(nn.Dense(1, in_units=2, weight_initializer='ones'))
-gluon_syncbn.convert_sync_batchnorm(net)
-net.initialize()
-trainer = distributed.Trainer(net, 'adam', {'learning_rate': 0.1})
-
-def step(is_absent=False):
-    x = nd.array(np.random.default_rng(rank).normal(size=(3, 2)))
-    with autograd.record(train_mode=not is_absent):
-        loss = (net(x) ** 2).sum()
-    loss.backward()
-    trainer.step(3)
-
-def state():
-    learned = [p for p in net.collect_params().values() if p.grad_req != 'null']
-    arrays = [p.data() for p in learned]
-    arrays += [a for pair in trainer._updaters[0].states.values() for a in pair]
-    return [array.asnumpy().tolist() for array in arrays]
-
-step()
-step()
-before = state()
-MPI.COMM_WORLD.Barrier()  # otherwise a rank may fail in the step before
-gluon_syncbn.set_timeout(0.5)
-for is_absent in rank == 1, False:
-    assert error_of(step, is_absent)
-    assert 'start the program again' in error_of(gluon_syncbn.recover)
-    failures.give_up('what is queued')
-    assert state() == before
-"""
-
-
-@needs_mpi
-def test_a_failed_step_changes_nothing_on_any_rank():
-    run_ranks(2, RANKS)
 
 
 def test_a_trainers_first_step_waits_for_the_first_forward(devices):

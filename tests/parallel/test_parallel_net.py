@@ -168,18 +168,6 @@ def test_a_net_that_is_initialized_elsewhere_is_moved(state, devices):
         assert contexts_of(parameter) == devices.contexts
 
 
-class OwnDense(Function):
-    """Gluon traces its first call to infer the shape of its weight."""
-
-    def __init__(self, net):
-        super().__init__()
-        self.net = net
-        self.weight = self.params.get("w", shape=(1, 0), allow_deferred_init=True)
-
-    def compute(self, F, x, weight):
-        return F.FullyConnected(self.net(x), weight, num_hidden=1, no_bias=True)
-
-
 @pytest.mark.parametrize("contexts", [[1, 2], [1, 0]])  # cpu(0) is the current context
 def test_arrays_that_the_program_changes_on_any_context(contexts):
     """The program divides the gradient 3 by 3, or changes the weight from 4 to 6."""
@@ -217,15 +205,6 @@ def test_arrays_that_the_program_changes_on_any_context(contexts):
     net.weight.data(contexts[0])
     assert net(data).asnumpy().tolist() == [[7], [14]]
     assert net.weight.data().asnumpy().item() == 7
-
-
-@gluon_1_only("shapes are not inferred by traces")
-def test_a_parent_that_is_traced_for_shapes_alone(devices):
-    parent = OwnDense(one_weight(devices.contexts, 3.0))
-    parent.weight.initialize(mx.init.Constant(2))
-    with autograd.record():
-        y = parent(column(1, 2))
-    assert (y.asnumpy()[:, 0] == [6, 12]).all()
 
 
 def test_nets_that_share_parameters(devices):
