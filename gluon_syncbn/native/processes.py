@@ -50,7 +50,6 @@ _world = World()
 
 
 def world() -> World:
-    """Return the processes that this one is connected with."""
     return _world
 
 

@@ -36,7 +36,6 @@ def assert_trains(devices, layer):
 
 
 def failure_of(wait, *arguments):
-    """Return the text that `wait` raises."""
     with pytest.raises(mx.MXNetError) as caught:
         wait(*arguments)
     return str(caught.value)

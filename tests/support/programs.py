@@ -24,7 +24,6 @@ def one_of(*values):
 
 
 def once_in(count):
-    """Draw True once in `count` draws, else False."""
     return one_of(*[False] * (count - 1), True)
 
 
@@ -131,7 +130,6 @@ class Uses(Function):
 
 
 def make_net(program):
-    """Return the net on its contexts, and its layers."""
     rng = np.random.default_rng(program.seed)
     norms = [_norm(program, layer, rng) for layer in program.layers]
     net = Uses(program, norms)
