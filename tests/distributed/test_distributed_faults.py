@@ -90,9 +90,6 @@ for _ in range(2):
     run_ranks(2, NET + program)
 
 
-# ---- another model -------------------------------------------------------------------
-
-
 def test_nets_that_differ_are_found_before_training():
     program = """
 net = nn.HybridSequential(**prefixed('net_'))
@@ -116,9 +113,6 @@ text = error_of(distributed.broadcast_parameters, dense)
 assert by_gluon('dense_weight', 'weight') in text and 'initialize' in text, text
 """
     run_ranks(2, program)
-
-
-# ---- init ----------------------------------------------------------------------------
 
 
 def test_one_process_where_the_launcher_started_more():
