@@ -60,7 +60,6 @@ print('told', flush=True)
 
 
 def test_an_exception_on_one_rank_ends_the_others():
-    """The other ranks get the text of its error at once."""
     program = """
 gluon_syncbn.set_timeout(60)
 def forward(x):
@@ -143,10 +142,7 @@ assert 'built without MPI' in error_of(distributed.init)
 
 
 STEPS_APART = {  # code that makes a rank differ: facts in the error
-    "step(update=trainers[0].update) if rank else None": (
-        "1 updates",
-        "2 updates",
-    ),
+    "step(update=trainers[0].update) if rank else None": ("1 updates", "2 updates"),
     "trainers.reverse(); nets.reverse()": ("1 updates", "0 updates"),
     "(norm.beta if rank else norm.gamma).grad_req = 'null'": ("beta", "gamma"),
     "dense.bias.grad_req = 'null'": ("bias", "nothing"),
@@ -157,7 +153,6 @@ STEPS_APART = {  # code that makes a rank differ: facts in the error
 
 
 def test_ranks_whose_steps_differ():
-    """Both ranks get an error before anything is updated."""
     program = f"""
 def step(update=None):
     with autograd.record():

@@ -25,7 +25,6 @@ print(gluon_syncbn.features()["version"], gluon_syncbn.features()["commit"])
 
 
 def errors_of(*command):
-    """Run a program that has to fail; return its errors."""
     options = {"cwd": ROOT, "capture_output": True, "text": True, "check": False}
     result = subprocess.run(list(map(str, command)), **options)
     assert result.returncode != 0
