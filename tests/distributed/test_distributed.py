@@ -13,7 +13,6 @@ from support.mpi import in_turns, needs_mpi, run_ranks
 
 pytestmark = [needs_mpi, pytest.mark.timeout(150)]
 
-
 PROGRAMS = {
     # A layer of a group has the group's mean and variance.
     "groups": """
@@ -165,7 +164,6 @@ def assert_moments(layer, elements):
     for result, right in zip(statistics(layer), (elements.mean(0), elements.var(0))):
         assert_near(result, right, 'float64', len(elements), scale=10)
 """
-
 
 RECOMPUTING = {
     # A context of rank 0 has no row in the last batch.
