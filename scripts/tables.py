@@ -28,7 +28,7 @@ def read(name):
 
 
 def pivot(name, keys, column, text):
-    """Return a row per combination of `keys`, with a `text` per value of `column`."""
+    """Return rows: the values of `keys`, then a `text` for each value of `column`."""
     cells = {}
     for row in read(name)["rows"]:
         texts = cells.setdefault(tuple(row[key] for key in keys), {})

@@ -154,7 +154,7 @@ def imported(path, *inputs, epoch=0, ctx=None):
     return SymbolBlock.imports(symbol, inputs or ["data"], parameters, ctx)
 
 
-_kept = []  # arrays that queued work finds by their id
+_kept = []  # keeps arrays alive for queued work
 
 
 @CFUNCTYPE(None, c_void_p, c_void_p)

@@ -40,7 +40,7 @@ def programs(draw):
     if draw(once_in(10)):
         shape[draw(one_of(*others))] = 700  # enough for several threads
     shape[axis] = draw(one_of(8, 16) if convolutions else one_of(1, 2, 3, 5, 9, 70))
-    shape[batch_axis] = 0  # stands for the rows
+    shape[batch_axis] = 0  # make_data sets the number of rows
     # The index of the layer in each call. Each call gets the batch.
     uses = draw(one_of([0], [0], [0], [0, 1], [0, 0], [0, 1, 0]))
     x_grad_req = draw(one_of("write", "write", "add", "null"))
