@@ -21,32 +21,25 @@ def _in1d(ar1, ar2, *arguments, **options):
 
 
 _NAMES = {
-    # mxnet/numpy/multiarray.py, mxnet/ndarray/numpy/_op.py and symbol/numpy/_symbol.py
     "bool": bool,
-    # gluoncv/model_zoo/rcnn/rpn/anchor.py, gluoncv/utils/metrics/coco_detection.py
-    "float": float,
-    # gluoncv/model_zoo/hrnet.py, mxnet/test_utils.py
+    "float": float,  # only GluonCV uses it
     "int": int,
-    # mxnet/gluon/contrib/estimator/event_handler.py, gluoncv/auto/estimators/utils.py
     "Inf": np.inf,
-    # mxnet/numpy/utils.py
     **dict.fromkeys(("NAN", "NaN"), np.nan),
     "NINF": -np.inf,
     "NZERO": -0.0,
     "PINF": np.inf,
     "PZERO": 0.0,
-    # mxnet/numpy_dispatch_protocol.py
     "product": np.prod,
     "round_": np.round,
     "sometrue": np.any,
-    # mxnet/numpy/fallback.py. NumPy has moved the last six to numpy_financial.
     "alltrue": np.all,
     "in1d": _in1d,
     "msort": lambda a: np.sort(a, axis=0),
     "trapz": getattr(np, "trapezoid", None),
+    # MXNet looks these up when it is imported. They are in numpy_financial now.
     **dict.fromkeys(("mirr", "npv", "pmt", "ppmt", "pv", "rate")),
-    # mx.np.pad, in mxnet/ndarray/numpy/_op.py and mxnet/symbol/numpy/_symbol.py
-    "compat": SimpleNamespace(basestring=str),
+    "compat": SimpleNamespace(basestring=str),  # mx.np.pad uses it
 }
 
 
@@ -98,7 +91,7 @@ if not re.match(r"(1\.[6-9]|2\.0)(\D|$)", mx.__version__):
         "the version of MXNet must be 1.6 to 1.9.1 or 2.0, got "
         f"{mx.__version__}. Run `pip install mxnet==1.9.1`."
     )
-# Blocks of Gluon 2 have no names and accept only mx.np arrays. They are traced by a
-# call whose arrays have no values.
+# Blocks of Gluon 2 have no names and accept only mx.np arrays. They are traced with
+# arrays that have no values.
 IS_GLUON_2 = mx.__version__.startswith("2.")
 Context = mx.Device if IS_GLUON_2 else mx.Context

@@ -34,13 +34,10 @@ RETURNS_TEXT = r".*(GetErrorString|GetErrorName)"
 
 EMULATION = ROOT / "tests/cpp/emulated_cuda"
 NOT_SUPPORTED, NO_DEVICE = 801, 100  # values of cudaError_t
-RUNTIME, DRIVER = (
-    (EMULATION / name).read_text() for name in ("mxnet_runtime.c", "driver.c")
-)
 # Code of each stub, and the status that its other functions return.
 EMULATED = {
-    "libcudart": (RUNTIME, NOT_SUPPORTED),
-    "libcuda": (DRIVER, NOT_SUPPORTED),
+    "libcudart": ((EMULATION / "mxnet_runtime.c").read_text(), NOT_SUPPORTED),
+    "libcuda": ((EMULATION / "driver.c").read_text(), NOT_SUPPORTED),
 }
 NO_RUNTIME = f"""
 int cudaDriverGetVersion(int* version) {{ return *version = 0, 0; }}

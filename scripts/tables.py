@@ -28,7 +28,7 @@ def read(name):
 
 
 def pivot(name, keys, column, text):
-    """Return a row per combination of `keys`, with a `text` per value of `column`."""
+    """Return rows: the values of `keys`, then a `text` for each value of `column`."""
     cells = {}
     for row in read(name)["rows"]:
         texts = cells.setdefault(tuple(row[key] for key in keys), {})
@@ -46,7 +46,6 @@ def machine(name):
 
 
 def versions():
-    """Return a table of test results by version of MXNet, Python and NumPy."""
     rows = []
     for row in read("mxnet_versions.json")["rows"]:
         counts = ", ".join(f"{count} {name}" for name, count in row["counts"].items())
@@ -119,7 +118,6 @@ def mean_score(runs, kind="running", name="mean_iou"):
 
 
 def table(arms):
-    """Return a table of the test scores of each arm, over its seeds."""
     rows = []
     for arm, runs in arms.items():
         scores = [mean_score(runs, kind) for kind in SCORES]

@@ -168,7 +168,7 @@ def broadcast_parameters(net: Any, root: int = 0, timeout: float | None = None) 
                 f"the parameter {parameter.name} is not initialized. Call "
                 "net.initialize() before broadcast_parameters."
             )
-    # A read does not wait for MXNet's pending changes of a weight's layout.
+    # oneDNN may still change a weight's layout, and a read would not wait for that.
     mx.nd.waitall()
     _copy(list(filter(data_of, parameters)), root, "broadcast_parameters", timeout)
     for number, parameter in enumerate(parameters):

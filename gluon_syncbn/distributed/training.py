@@ -109,7 +109,7 @@ class Trainer(mx.gluon.Trainer):
         self._in_order_of_forward = parameters
         self._fresh: list = []  # parameters that have a new gradient on any rank
         self._number = next(_trainer_numbers)
-        self._samples, self._total = 0.0, 0.0  # this rank's and all ranks'
+        self._samples, self._total = 0.0, 0.0  # the batch sizes of this rank, all ranks
         broadcast_parameters(net if isinstance(net, Block) else parameters)
 
     def step(self, batch_size: float, ignore_stale_grad: bool = False) -> None:

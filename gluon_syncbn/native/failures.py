@@ -1,4 +1,4 @@
-"""Timeouts, recovery after an error, and the user's lines that errors show."""
+"""Timeouts, recovery after an error, and lines of the user's program in errors."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ contexts_of_functions = set()  # contexts of graphs that own Python objects
 class Here(threading.local):
     """State of the calling thread."""
 
-    contexts: Sequence = ()  # the contexts of the innermost map in this thread
+    contexts: Sequence = ()  # the contexts of the innermost `Devices.map`
     recovery = -1  # the number of recoveries when `raise_pending` last ran
-    was_cancelled = False  # it then raised an error because of another thread
+    was_cancelled = False  # True if another thread's recovery made it raise an error
 
-    def __reduce__(self) -> str:  # copies refer to the global name
+    def __reduce__(self) -> str:  # a deep copy of a parameter refers to this object
         return "here"
 
 
@@ -45,8 +45,8 @@ _turns: Any = collections.defaultdict(threading.RLock)  # one per process
 def turn() -> Iterator[tuple[DeferredSignals, bool]]:
     """Defer signals, and wait until no other thread is in `Devices.map` or `recover`.
 
-    A recovery between the calls of a map for two contexts would cancel half of its
-    work. Yield the section of deferred signals, and False if the wait has timed out.
+    A recovery during a map would cancel only half of its work. Yield the section of
+    deferred signals, and False if the wait has timed out.
     """
     with DeferredSignals() as section:
         if here.contexts:  # the outermost map has the turn
@@ -64,7 +64,6 @@ def turn() -> Iterator[tuple[DeferredSignals, bool]]:
 
 
 def check_timeout(seconds: object, name: str = "timeout") -> float:
-    """Return `seconds` as a float, or raise ValueError unless it is positive."""
     value = as_real(seconds)
     if not value > 0:
         raise ValueError(
@@ -116,7 +115,6 @@ def get_timeout() -> float:
 
 
 def lock_timeout() -> float:
-    """Return the timeout in seconds, limited to the range of Python's locks."""
     return min(load().gluon_syncbn_timeout(), threading.TIMEOUT_MAX)
 
 
@@ -214,7 +212,7 @@ def give_up(reason: str) -> None:
     global latest_recovery
     latest_recovery = latest_recovery[0] + 1, threading.get_ident(), reason
     load().gluon_syncbn_fail_all(reason, False)
-    # waitall drops the error that it raises. With an unknown engine it always raises.
+    # waitall raises and drops one error. The limit is for an error that never ends.
     for _ in range(10_000):
         try:
             mx.nd.waitall()
@@ -276,14 +274,13 @@ def _locate():
         frames, main = sys._current_frames(), threading.main_thread()  # noqa: SLF001
         lines = ""
         for thread in threading.enumerate():
-            place = _place(_users_frame(frames.get(thread.ident or 0)))
+            place = _describe(_users_frame(frames.get(thread.ident or 0)))
             name = "The program" if thread is main else f"Its thread '{thread.name}'"
             lines += f"\n{name} stands at {place}" if place else ""
         load().gluon_syncbn_tell_where(lines)
 
 
-def _place(frame):
-    """Describe a frame by its file, line, function and source."""
+def _describe(frame):
     if frame is None:
         return ""
     (line,) = traceback.extract_stack(frame, limit=1)
@@ -295,7 +292,6 @@ def _place(frame):
 
 
 def _users_frame(frame):
-    """Return the innermost frame of the user's code, or None."""
     while frame is not None:
         file = frame.f_code.co_filename
         is_main = frame.f_globals.get("__name__") == "__main__"

@@ -32,9 +32,9 @@ class DeferredSignals:
     _open: DeferredSignals | None = None
 
     def __init__(self) -> None:
-        self._handlers: dict = {}  # the program's, by the signal's number
+        self._handlers: dict = {}  # the program's handler of each signal
         self._deferred: list[tuple] = []
-        self._patience: int | None = None  # SIGINTs that `wait` defers; None outside
+        self._patience: int | None = None  # argument of `wait`, None outside
 
     def __enter__(self) -> DeferredSignals:
         if threading.current_thread() is not threading.main_thread():
@@ -93,7 +93,7 @@ class DeferredSignals:
 
     def _call_due(self):
         """Call the handlers that need not wait for the section's end."""
-        # Meanwhile signals wait, because an exception must not interrupt another one.
+        # A signal that arrives now waits, because it could interrupt this function.
         patience, self._patience = self._patience, None
         if patience is None:
             return

@@ -113,7 +113,6 @@ def mpi_path() -> Path:
 
 @functools.lru_cache(maxsize=None)
 def load() -> ctypes.CDLL:
-    """Load the library, and raise an error if it cannot be used."""
     file = path()
     if not file.exists():
         raise ImportError(
@@ -161,7 +160,7 @@ def declare(library: ctypes.CDLL, file: Path, signatures: dict) -> None:
         lines = library.gluon_syncbn_interface().decode().splitlines()
         found = dict(line.split(" ", 1) for line in lines)
     for name, (result, arguments) in signatures.items():
-        types = " ".join(map(_code, [result, *arguments]))
+        types = " ".join(map(_name_of_type, [result, *arguments]))
         if found.get(name) != types:
             raise ImportError(
                 f"{file} was built from other sources: types of {name} must be "
@@ -173,8 +172,7 @@ def declare(library: ctypes.CDLL, file: Path, signatures: dict) -> None:
             function.errcheck = _CONVERSIONS[result]
 
 
-def _code(ctype):
-    """Return the name of a type in the library's list."""
+def _name_of_type(ctype):
     if ctype is None:
         return "void"
     pointers = ctypes.c_void_p, ctypes.c_char_p

@@ -50,7 +50,6 @@ _world = World()
 
 
 def world() -> World:
-    """Return the processes that this one is connected with."""
     return _world
 
 
@@ -240,7 +239,7 @@ def groups_of(k: int) -> list[list[int]]:
 
 # ---- MPI.
 
-# A communicator, the names of the ranks' machines, and MPI's latest request. If a call
+# A communicator, the names of the ranks' machines, and the requests of both. If a call
 # of `init` times out, the next call continues with them, because all ranks must make
 # the same requests.
 _connection: list = []
@@ -259,29 +258,22 @@ def _connect(timeout):
                 f"mpirun of {_mpi_name()}, which mpi4py uses, or unset {name} to run "
                 "one process."
             )
-    deadline = time.monotonic() + timeout
     if not _connection:
-        comm, request = mpi.COMM_WORLD.Idup()
-        _connection.extend([comm, None, request])
-    _await_request(deadline, timeout)
-    comm, names, _ = _connection
-    if names is None:
         own = np.array(mpi.Get_processor_name(), f"S{mpi.MAX_PROCESSOR_NAME}")
         names = np.empty(number, own.dtype)
-        request = comm.Iallgather([own, mpi.CHAR], [names, mpi.CHAR])
-        _connection[1:] = names, request
-        _await_request(deadline, timeout)
-    return comm, names.tolist()
-
-
-def _await_request(deadline, timeout):
-    while not _connection[2].Test():  # a blocking call would occupy a processor
+        comm, copied = mpi.COMM_WORLD.Idup()
+        sent = mpi.COMM_WORLD.Iallgather([own, mpi.CHAR], [names, mpi.CHAR])
+        _connection.extend([comm, names, [copied, sent]])
+    comm, names, requests = _connection
+    deadline = time.monotonic() + timeout
+    while not mpi.Request.Testall(requests):  # Waitall would occupy a processor
         if time.monotonic() > deadline:
             raise RuntimeError(
                 "not every process that the launcher started called "
                 f"gluon_syncbn.distributed.init() within {timeout:g} s"
             )
         time.sleep(2e-4)
+    return comm, names.tolist()
 
 
 def _import_mpi4py(timeout):

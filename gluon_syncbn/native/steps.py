@@ -92,8 +92,8 @@ class _Guarded(mx.gluon.Trainer):
             mx.nd.waitall()
 
     def _allreduce_grads(self):
-        # A kvstore that updates does so in the reduction. Otherwise the reduction may
-        # overlap with backward.
+        # If the kvstore updates, this reduction also updates the parameters. Otherwise
+        # it may overlap with backward.
         if trainers.updates_on_kvstore(self):
             _await_gradients(self)
         with DeferredSignals(), trainers.reduced_once(self):
@@ -110,8 +110,8 @@ class _Guarded(mx.gluon.Trainer):
 def _await_gradients(trainer):
     """Wait for the gradients; raise an error of a gradient or of a layer.
 
-    A program that reads its loss clears the layer's error for all queued work. Then a
-    gradient may be computed, without an error, from memory that was never written.
+    A program that reads its loss clears the layer's error for all queued work. Then
+    MXNet computes gradients from memory that was never written, without an error.
     """
     for parameter in trainers.parameters_of(trainer):
         for gradient in gradients_of(parameter):

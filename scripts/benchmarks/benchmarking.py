@@ -75,7 +75,6 @@ def copy_bandwidth(megabytes=256):
 
 
 def machine():
-    """Return the hardware and the versions of this run."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     models = [line.split(": ")[1] for line in lines if line.startswith("model name")]
     prefixes = "OMP_", "MXNET_", "GLUON_SYNCBN_"

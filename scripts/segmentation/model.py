@@ -182,7 +182,6 @@ class Engine:
 
 
 def summed(array):
-    """Return the sum of an array over all processes."""
     if distributed.size() > 1:
         from mpi4py import MPI
 
@@ -206,7 +205,6 @@ def save(folder, engine, classes, log):
 
 
 def load(folder):
-    """Return the options, the class names and the log of a run."""
     try:
         run = json.loads((folder / "run.json").read_text())
         settings = run["settings"].items()

@@ -13,7 +13,6 @@ from support.mpi import in_turns, needs_mpi, run_ranks
 
 pytestmark = [needs_mpi, pytest.mark.timeout(150)]
 
-
 PROGRAMS = {
     # A layer of a group has the group's mean and variance.
     "groups": """
@@ -21,7 +20,7 @@ def running_mean(group, contexts=1):
     contexts = [mx.cpu(i) for i in range(contexts)]
     layer = SyncBatchNorm(in_channels=1, momentum=0, group=group)
     layer.initialize(ctx=contexts)
-    # Devices.map would send its error to the other ranks.
+    # This call raises the error, which Devices.map would send to the other ranks.
     gluon_syncbn.layer.synchronization.ranks_of(layer._sync.settings.group, layer.name)
     devices = Devices(contexts)
     with autograd.train_mode():
@@ -130,7 +129,7 @@ def test_numbers_of_three_ranks():
 
 @pytest.mark.parametrize("length", range(1, 14))
 def test_samplers_of_all_ranks_have_equally_many_batches(length, monkeypatch):
-    """Together they have all samples, and repeat rows only to give each rank one."""
+    """They draw all samples, and repeat rows only where a rank would get none."""
     shards = []
     for rank in range(3):
         world = partial(SimpleNamespace, rank=rank, size=3)
@@ -165,7 +164,6 @@ def assert_moments(layer, elements):
     for result, right in zip(statistics(layer), (elements.mean(0), elements.var(0))):
         assert_near(result, right, 'float64', len(elements), scale=10)
 """
-
 
 RECOMPUTING = {
     # A context of rank 0 has no row in the last batch.

@@ -70,7 +70,7 @@ for kind in sys.argv[1:]:
     single = make(nn.BatchNorm, 7)
     copy_parameters(net, single)
     one = mx.gluon.Trainer(single.collect_params(), *SGD)
-    # A server's optimizer keeps the size of the first step.
+    # A kvstore's server keeps the batch size of the first step.
     sizes = list(map(len, whole)) if is_ours else [3] * len(whole)
     own_sizes = map(len, batches) if is_ours else sizes
     losses = MPI.COMM_WORLD.allreduce(train(net, trainer, batches, own_sizes))

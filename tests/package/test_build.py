@@ -24,26 +24,22 @@ print(gluon_syncbn.features()["version"], gluon_syncbn.features()["commit"])
 """
 
 
-def test_without_a_compiler_the_build_ends_in_one_sentence(tmp_path):
-    chosen = "CXX", "CMAKE_TOOLCHAIN_FILE"
-    environment = {k: v for k, v in os.environ.items() if k not in chosen}
-    folders = "--build-lib", str(tmp_path), "--build-temp", str(tmp_path)
-    result = subprocess.run(
-        [sys.executable, "setup.py", "build_ext", *folders],
-        cwd=ROOT,
-        env={**environment, "PATH": str(tmp_path)},
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
+def errors_of(*command):
+    options = {"cwd": ROOT, "capture_output": True, "text": True, "check": False}
+    result = subprocess.run(list(map(str, command)), **options)
     assert result.returncode != 0
-    (*_, text) = result.stderr.splitlines()
+    return result.stderr
+
+
+def test_without_a_compiler_the_build_ends_in_one_sentence(tmp_path, monkeypatch):
+    for name in "CXX", "CMAKE_TOOLCHAIN_FILE":
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    folders = "--build-lib", tmp_path, "--build-temp", tmp_path
+    errors = errors_of(sys.executable, "setup.py", "build_ext", *folders)
+    (*_, text) = errors.splitlines()
     assert text.startswith("building gluon_syncbn needs a C++ compiler such as g++, bu")
     assert "Install one, or a wheel of gluon_syncbn" in text
-
-
-# The build takes the first architecture of each; its code runs on the later ones.
-GENERATIONS = {5, 6, 7, 8, 9}
 
 
 @pytest.mark.skipif(
@@ -52,25 +48,19 @@ GENERATIONS = {5, 6, 7, 8, 9}
     reason="CUDAARCHS is set, or there are no CUDA kernels or no nvcc",
 )
 def test_library_has_an_architecture_of_each_generation():
+    """The build takes the first of each; its code runs on the later ones."""
     *real, virtual = gluon_syncbn.features()["cuda_architectures"]
     known = run_tool("nvcc", "--list-gpu-arch")
     expected = {int(n) // 10 for n in re.findall(r"compute_(\d+)\b", known)}
-    assert {int(name[:2]) // 10 for name in real} == expected & GENERATIONS
+    assert {int(name[:2]) // 10 for name in real} == expected & {5, 6, 7, 8, 9}
     assert virtual == real[-1].replace("real", "virtual")
 
 
-def test_asked_for_cuda_without_nvcc(tmp_path):
-    """GLUON_SYNCBN_CUDA=1 makes the absence of nvcc an error."""
-    no_nvcc = {"GLUON_SYNCBN_CUDA": "1", "CUDACXX": str(tmp_path / "no_such_nvcc")}
-    result = subprocess.run(
-        ["cmake", "-S", ROOT / "src", "-B", tmp_path, "-G", "Ninja"],
-        env={**os.environ, **no_nvcc},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode != 0
-    assert "GLUON_SYNCBN_CUDA=1, but there is no nvcc" in result.stderr
+def test_asked_for_cuda_without_nvcc(tmp_path, monkeypatch):
+    monkeypatch.setenv("GLUON_SYNCBN_CUDA", "1")
+    monkeypatch.setenv("CUDACXX", str(tmp_path / "no_such_nvcc"))
+    errors = errors_of("cmake", "-S", ROOT / "src", "-B", tmp_path, "-G", "Ninja")
+    assert "GLUON_SYNCBN_CUDA=1, but there is no nvcc" in errors
 
 
 def files_below(folder):

@@ -22,7 +22,7 @@ FUNCTIONS = "MXGetLastError MXAutogradBackwardEx MXInvokeCachedOpEx MXNDArrayFre
 
 def state():
     attributes = [{k: id(v) for k, v in vars(owner).items()} for owner in OWNERS]
-    # ctypes finds a function at its first use, and keeps it.
+    # The attribute of a function appears when the function is first used.
     found = {k: id(getattr(mx.base._LIB, k)) for k in FUNCTIONS.split()}
     handlers = {n: str(signal.getsignal(n)) for n in signal.valid_signals()}
     threads = dict.fromkeys(os.listdir("/proc/self/task"), 1)
@@ -65,5 +65,4 @@ assert train() == expected, "training with our layers changes other nets"
 
 
 def test_nothing_changes_for_other_nets():
-    """Their trained weights have the same bits before and after the import."""
     output_of(PROGRAM)

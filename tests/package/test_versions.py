@@ -63,6 +63,4 @@ def test_one_version_for_all():
     version = gluon_syncbn.__version__
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert re.search(r"^## (\d.*)$", changes, re.MULTILINE).group(1) == version
-    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(
-        encoding="utf-8"
-    )
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text("utf-8")

@@ -53,10 +53,9 @@ def test_a_quick_ablation_is_made_once(tmp_path):
     command = sys.executable, ROOT / "scripts/ablation.py", "--quick"
     first = run_tool(*command, "--results", tmp_path)
     paths = sorted(tmp_path.glob("*.json"))
-    names = "bn-2x1", "syncbn-1x2", "syncbn-2x1"
-    assert [path.stem for path in paths] == [
-        f"digits-fastscnn-{n}-seed0" for n in names
-    ]
+    arms = "bn-2x1", "syncbn-1x2", "syncbn-2x1"
+    names = [f"digits-fastscnn-{arm}-seed0" for arm in arms]
+    assert [path.stem for path in paths] == names
     for path in paths:
         run = json.loads(path.read_text())
         assert len(run["epochs"]) == 1 and run["diverged"] is None

@@ -23,7 +23,6 @@ def by_gluon(first, second):
 
 
 def gluon_1_only(reason):
-    """Return a mark that skips a test in MXNet 2."""
     return pytest.mark.skipif(IS_GLUON_2, reason=f"MXNet 2: {reason}")
 
 

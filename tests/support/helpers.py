@@ -40,7 +40,6 @@ MODES = {
 
 
 def repetitions():
-    """Return how often to repeat comparisons of random runs (see conftest.py)."""
     return int(os.environ["GLUON_SYNCBN_REPEAT"])
 
 
@@ -65,12 +64,10 @@ def set_mode(net, mode):
 
 
 def put(arrays, contexts, dtype="float32"):
-    """Return NumPy arrays as NDArrays, one on each context."""
     return [nd.array(a, ctx=c, dtype=dtype) for a, c in zip(arrays, contexts)]
 
 
 def split_rows(x, rows, axis=0):
-    """Split x into shards of `rows[k]` rows."""
     return np.split(x, np.cumsum(rows)[:-1], axis)
 
 
@@ -95,7 +92,6 @@ def queue_step(devices, net, shards, dys):
 
 
 def differentiate(function, *arguments):
-    """Record a call, and run backward from the array that it returns."""
     with autograd.record():
         y = function(*arguments)
     y.backward()
@@ -118,7 +114,6 @@ def value(parameter, index=0):
 
 
 def values(net, index=0):
-    """Return the values of all parameters on one of their contexts."""
     return [value(parameter, index) for parameter in net.collect_params().values()]
 
 
@@ -159,7 +154,7 @@ def imported(path, *inputs, epoch=0, ctx=None):
     return SymbolBlock.imports(symbol, inputs or ["data"], parameters, ctx)
 
 
-_kept = []  # arrays that queued work finds by their id
+_kept = []  # keeps arrays alive for queued work
 
 
 @CFUNCTYPE(None, c_void_p, c_void_p)
@@ -178,7 +173,6 @@ def write_from_within(array):
 
 
 def run_python(code, *arguments, timeout=60, **environment):
-    """Run a program with the import path of the tests."""
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": ROOTS, **environment},

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from support import reference
-from support.helpers import assert_near, put, split_rows, train_step
+from support.helpers import assert_near, train_step
 
 SHAPE = (4, 3, 2, 5)
 X, DY = np.random.default_rng(0).normal(1, 2, (2, *SHAPE)).astype("float32")
@@ -20,8 +20,7 @@ def make_layer(contexts, timeout=0.5, **arguments):
 
 
 def make_shards(devices, x=X):
-    rows = len(x) // len(devices)
-    return put(split_rows(x, [rows] * len(devices)), devices.contexts)
+    return devices.split(x)
 
 
 def assert_trains(devices, layer):
@@ -36,7 +35,6 @@ def assert_trains(devices, layer):
 
 
 def failure_of(wait, *arguments):
-    """Return the text that `wait` raises."""
     with pytest.raises(mx.MXNetError) as caught:
         wait(*arguments)
     return str(caught.value)

@@ -53,7 +53,6 @@ needs_mpi = pytest.mark.skipif(
 
 
 def launcher(ranks):
-    """Return the command line before the program."""
     version = subprocess.run([_launcher(), "--version"], capture_output=True, text=True)
     is_mpich = "HYDRA" in version.stdout  # else Open MPI
     options = [] if is_mpich else ["--allow-run-as-root", "--oversubscribe"]

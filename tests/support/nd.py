@@ -11,8 +11,6 @@ from gluon_syncbn.mxnet_private.arrays import flatten, rebuild
 
 import mxnet as mx
 
-_NDARRAY = mx.nd.NDArray
-
 
 def _with_np_arrays(function):
     @wraps(function)
@@ -25,7 +23,7 @@ def _with_np_arrays(function):
 
 def _map(method, values):
     leaves = [
-        getattr(leaf, method)() if isinstance(leaf, _NDARRAY) else leaf
+        getattr(leaf, method)() if isinstance(leaf, mx.nd.NDArray) else leaf
         for leaf in flatten(values)
     ]
     return rebuild(values, iter(leaves))

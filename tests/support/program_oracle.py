@@ -97,7 +97,7 @@ class Use:
             self.state[name] = stored(Value(new, error), kind)
 
     def backward(self, dy):
-        """Return dx, and the elements whose sums are dgamma and dbeta, as Values."""
+        """Return Values of dx, and of elements whose sums are dgamma and dbeta."""
         dz, dz_error = self._through_activation(dy)
         dz_size = abs(dz) + dz_error  # dz and x_hat may both be 0 if there is one row
         gamma_inv_std = self._over(self._gamma * self._inv_std)

@@ -16,15 +16,12 @@ from mxnet.gluon import nn
 from support.blocks import Function
 from support.helpers import cpus, set_mode
 
-AWKWARD = -0.5, 0, 1e-6, -1e-12, 3  # gammas; some are too small to divide by
-
 
 def one_of(*values):
     return st.sampled_from(values)
 
 
 def once_in(count):
-    """Draw True once in `count` draws, else False."""
     return one_of(*[False] * (count - 1), True)
 
 
@@ -43,7 +40,7 @@ def programs(draw):
     if draw(once_in(10)):
         shape[draw(one_of(*others))] = 700  # enough for several threads
     shape[axis] = draw(one_of(8, 16) if convolutions else one_of(1, 2, 3, 5, 9, 70))
-    shape[batch_axis] = 0  # stands for the rows
+    shape[batch_axis] = 0  # make_data sets the number of rows
     # The index of the layer in each call. Each call gets the batch.
     uses = draw(one_of([0], [0], [0], [0, 1], [0, 0], [0, 1, 0]))
     x_grad_req = draw(one_of("write", "write", "add", "null"))
@@ -131,7 +128,6 @@ class Uses(Function):
 
 
 def make_net(program):
-    """Return the net on its contexts, and its layers."""
     rng = np.random.default_rng(program.seed)
     norms = [_norm(program, layer, rng) for layer in program.layers]
     net = Uses(program, norms)
@@ -149,8 +145,8 @@ def _norm(program, layer, rng):
             "running_mean": rng.normal(1, 1, channels),
             "running_variance": rng.uniform(0.5, 3, channels),
         }
-        if layer.gammas == "awkward":
-            values["gamma"] = rng.choice(AWKWARD, channels)
+        if layer.gammas == "awkward":  # some are too small to divide by
+            values["gamma"] = rng.choice([-0.5, 0, 1e-6, -1e-12, 3], channels)
     values = {f"{n}_initializer": mx.init.Constant(v) for n, v in values.items()}
     arguments = {"axis": program.axis, "in_channels": channels, **vars(layer.options)}
     norm = SyncBatchNorm(**arguments, **values)

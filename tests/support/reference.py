@@ -32,7 +32,7 @@ def activate(z, function, slope=0.0):
 def reconstruction_error(dtype, function, x_hat):
     """Return the largest error of an x_hat that is reconstructed from a y of `dtype`.
 
-    The argument is the largest x_hat. src/op/sync_batch_norm.cc bounds the error by
+    `x_hat` is the largest |x_hat|. src/op/sync_batch_norm.cc bounds the error by
     u (|x_hat| + 8).
     """
     if function not in ("identity", "leaky_relu"):
