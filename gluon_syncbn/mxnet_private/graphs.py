@@ -175,17 +175,11 @@ def symbols_of(arrays: Iterable) -> list[Any]:
 # ---- Objects that live as long as a graph. An autograd.Function is in a cycle, so it
 # would keep them until Python's next garbage collection.
 
-_owned: dict = {}  # {number: (object, MXNet's list of callbacks)}
+_owned: dict = {}  # {number: [MXNet's list of callbacks, object]}
 _numbers = itertools.count(1)
-
-
-@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
-def _disown(number, owned=_owned):  # global names are None when the interpreter ends
-    owned.pop(number, None)
-    return 1
-
-
-ctypes.pythonapi.Py_IncRef(ctypes.py_object(_disown))  # MXNet may call it until then
+# A Python function could be interrupted by a signal's handler, and drop nothing.
+_disown = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_owned.__delitem__)
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_disown))  # graphs may outlive this module
 
 
 def owning_zero(owner: Any, array: mx.nd.NDArray) -> mx.nd.NDArray:
@@ -200,10 +194,11 @@ def owning_zero(owner: Any, array: mx.nd.NDArray) -> mx.nd.NDArray:
     arguments = (ctypes.c_void_p * 2)(None, number)
     pointer = ctypes.POINTER(ctypes.CFUNCTYPE(ctypes.c_int))
     callbacks = mx.base.MXCallbackList(2, ctypes.cast(functions, pointer), arguments)
-    _owned[number] = owner, callbacks
+    owned = _owned[number] = [callbacks]
     source, result = (mx.base.c_handle_array([zero]) for zero in zeros)
     reference = ctypes.byref(callbacks)
     mx.base.check_call(_LIB.MXCustomFunctionRecord(1, source, 1, result, reference))
+    owned.append(owner)  # an exception before it would keep the owner forever
     return zeros[1]
 
 
