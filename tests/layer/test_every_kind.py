@@ -54,15 +54,14 @@ def two_nodes():
 
 
 CONTRIB = {"key": "k", "ndev": 1, "eps": 1e-5}
-LEAKY = {"activation": "leaky_relu", "slope": 0.25}
 KINDS = {
     "layer": nn.BatchNorm,
     "contrib": partial(MXNETS_LAYER, num_devices=1),
-    "leaky": partial(SyncBatchNorm, **LEAKY),
+    "leaky": partial(SyncBatchNorm, activation="leaky_relu"),
     "node": node,  # it does not name its epsilon
     "contrib node": partial(node, mx.sym.contrib.SyncBatchNorm, **CONTRIB),
     "our nodes": two_nodes,
-    "leaky node": lambda: SymbolBlock(SyncBatchNorm(**LEAKY)(DATA), DATA),
+    "leaky node": lambda: SymbolBlock(KINDS["leaky"]()(DATA), DATA),
 }
 if hasattr(nn, "BatchNormReLU"):  # MXNet 1.8 brought it
     KINDS["relu"] = nn.BatchNormReLU
@@ -118,7 +117,7 @@ class Nets:
                 ]
             expected = np.concatenate(expected)
             if self.activation in ("relu", "leaky_relu"):
-                expected = reference.activate(expected, self.activation, LEAKY["slope"])
+                expected = reference.activate(expected, self.activation, slope=0.01)
             assert_near(whole(ys), expected, count=6, scale=10)
 
 
@@ -159,6 +158,8 @@ def test_a_child_block_of_two_nets(kind, mode, count):
     assert "Custom" not in operators(nets.nets[0])
     freeze_statistics(nets.child, False)
     nets.check("whole")
+    revert_sync_batchnorm(nets.child)
+    nets.check("alone")
 
 
 @pytest.mark.parametrize("kind", ["contrib", "contrib node"])
