@@ -1,7 +1,4 @@
-"""SyncBatchNorm, a Gluon block around the operator ``Custom(op_type='gluon_syncbn')``.
-
-The block has the parameters and checks its inputs. The operator computes and exchanges.
-"""
+"""SyncBatchNorm, a Gluon block that calls ``Custom(op_type='gluon_syncbn')``."""
 
 from __future__ import annotations
 
@@ -390,7 +387,7 @@ class _MaskedElements:
         return self._swapped(y)
 
     def _without_padding(self, elements):
-        """Replace padding by zeros; its gradients are zeros also."""
+        """Replace padding, and its gradients, by zeros."""
         return self._F.where(self._is_valid, elements, self._F.zeros_like(elements))
 
     def _swapped(self, array):

@@ -48,7 +48,7 @@ def node(operator=mx.sym.BatchNorm, **options):
 
 
 def two_nodes():
-    """Return a graph that uses one of our layers twice, as after an export."""
+    """Return a graph that uses one of our layers twice."""
     layer = SyncBatchNorm(in_channels=3, num_devices=2)
     return SymbolBlock(layer(DATA) + 0 * layer(DATA), DATA)
 
@@ -234,20 +234,21 @@ def test_a_net_without_batch_normalization(recwarn):
 
 
 @pytest.mark.parametrize(
-    "bad, pattern",
+    "bad, group, pattern",
     [
-        (partial(node, name="bad", momentum=-0.1), "momentum .*bad.*-0.1"),
-        (partial(nn.BatchNorm, axis=7, prefix="bad_"), "axis .*bad.*4.*7"),
+        (partial(node, name="bad", momentum=-0.1), None, "momentum .*bad.*-0.1"),
+        (partial(nn.BatchNorm, axis=7, prefix="bad_"), None, "axis .*bad.*4.*7"),
+        (partial(SyncBatchNorm, prefix="bad_"), [0, 5], "bad.*group .*got 5"),
     ],
 )
-def test_a_bad_setting_changes_nothing(bad, pattern):
+def test_a_bad_setting_changes_nothing(bad, group, pattern):
     net, bad = nn.HybridSequential(), bad()
-    net.add(nn.BatchNorm(), node(), bad, nn.BatchNorm())
+    net.add(nn.BatchNorm(), bad, node(), nn.BatchNorm())
     net.initialize(ctx=cpus(2))
-    before = [type(child) for child in net], operators(net[1]), operators(bad)
+    before = [type(child) for child in net], operators(bad), operators(net[2])
     with pytest.raises(ValueError, match=pattern):
-        convert_sync_batchnorm(net)
-    assert before == ([type(child) for child in net], operators(net[1]), operators(bad))
+        convert_sync_batchnorm(net, group=group)
+    assert before == ([type(child) for child in net], operators(bad), operators(net[2]))
 
 
 @pytest.mark.parametrize("fixed", [True, False])
