@@ -1,7 +1,4 @@
-"""SyncBatchNorm, a Gluon block around the operator ``Custom(op_type='gluon_syncbn')``.
-
-The block has the parameters and checks its inputs. The operator computes and exchanges.
-"""
+"""SyncBatchNorm, a Gluon block that calls ``Custom(op_type='gluon_syncbn')``."""
 
 from __future__ import annotations
 
@@ -19,7 +16,6 @@ from ..mxnet_private.blocks import call_with_parameters, is_traced, traced_block
 from ..mxnet_private.parameters import contexts_of
 from ..native import failures
 from .graphs import guarded, plain_gradient, watch_graphs
-from .masking import MaskedElements, check_mask
 from .synchronization import Settings, Synchronization, apply_activation, check_numbers
 
 _INITIALIZERS = (str, dict, mx.init.Initializer, type(None))
@@ -234,7 +230,7 @@ class SyncBatchNorm(nn.BatchNorm):
         check_type("data", x, types, "an NDArray or Symbol")
         inputs = (x,) if mask is None else (x, mask)
         if mask is not None:
-            check_mask(self.name, x, mask, self._kwargs["axis"])
+            self._check_mask(x, mask)
         if is_graph:
             return call_with_parameters(self, *inputs)
         try:
@@ -253,7 +249,7 @@ class SyncBatchNorm(nn.BatchNorm):
             operands = [operand.as_nd_ndarray() for operand in operands]
             mask = None if mask is None else mask.as_nd_ndarray()
         if mask is not None:
-            masked = MaskedElements(F, operands[0], mask, self._kwargs["axis"])
+            masked = _MaskedElements(F, operands[0], mask, self._kwargs["axis"])
             operands[0] = masked.matrix()
         if self._kwargs["use_global_stats"]:
             axis = self._kwargs["axis"] if masked is None else -1
@@ -293,6 +289,19 @@ class SyncBatchNorm(nn.BatchNorm):
                 self._sync.kept.add(self._sync)
         y = F.Custom(x, *parameters, name="fwd", op_type="gluon_syncbn", **node)
         return guarded(F, y) if is_graph else y
+
+    def _check_mask(self, x, mask):
+        kind = mx.nd.NDArray if isinstance(x, mx.nd.NDArray) else mx.sym.Symbol
+        check_type("mask", mask, kind, f"{kind.__name__}, like data")
+        if kind is mx.sym.Symbol:
+            return
+        axis, axes = self._kwargs["axis"], enumerate(x.shape)
+        expected = tuple(size for k, size in axes if k not in (axis, axis + x.ndim))
+        if mask.shape != expected:
+            raise ValueError(
+                f"SyncBatchNorm '{self.name}': mask must have shape {expected}, the "
+                f"shape of data without axis {axis}, got {mask.shape}"
+            )
 
     def _check_shape(self, x):
         """Raise a clearer error than MXNet's "Shape inconsistent"."""
@@ -337,3 +346,52 @@ class SyncBatchNorm(nn.BatchNorm):
 
 
 _name_numbers = itertools.count()
+
+
+class _MaskedElements:
+    """Masked data as a matrix (elements, channels) with the valid elements first.
+
+    The operator reads and writes only the first rows of the matrix, which are valid. So
+    padding does not change a bit of the result, and a device may have only padding.
+    """
+
+    def __init__(self, F: Any, x: Any, mask: Any, axis: int) -> None:
+        self._F, self._axis = F, axis
+        mask = F.cast(F.BlockGrad(mask), dtype="float32")
+        # The sum makes MXNet check the shapes, also in a graph.
+        channel = F.slice_axis(F.BlockGrad(x), axis=axis, begin=0, end=1)
+        channel = F.cast(F.zeros_like(channel), dtype="float32")
+        mask = F.elemwise_add(F.expand_dims(mask, axis=axis), channel, name="mask")
+        self._is_valid = F.reshape(self._swapped(mask), shape=(-1,)) != 0
+        self._order = F.argsort(self._is_valid, is_ascend=False, dtype="int32")
+        self._channels_last = self._swapped(x)
+
+    def matrix(self) -> Any:
+        """Return the elements of the data, the valid ones first."""
+        elements = self._F.reshape(self._channels_last, shape=(-1, 0), reverse=True)
+        return self._F.take(self._without_padding(elements), self._order)
+
+    def count(self, matrix: Any) -> Any:
+        """Return the number of valid elements, repeated for each channel."""
+        F = self._F
+        count = F.sum(F.cast(self._is_valid, dtype="float64"), axis=0, keepdims=True)
+        # The shape of gamma may be unknown before the first call.
+        channels = F.reshape(F.slice_axis(matrix, axis=0, begin=0, end=1), shape=(-1,))
+        return F.broadcast_like(count, F.cast(F.BlockGrad(channels), dtype="float64"))
+
+    def put_back(self, matrix: Any) -> Any:
+        """Return a matrix's elements in the shape of the data, with 0 for padding."""
+        F = self._F
+        elements = F.contrib.index_copy(F.zeros_like(matrix), self._order, matrix)
+        y = F.reshape_like(self._without_padding(elements), self._channels_last)
+        return self._swapped(y)
+
+    def _without_padding(self, elements):
+        """Replace padding, and its gradients, by zeros."""
+        return self._F.where(self._is_valid, elements, self._F.zeros_like(elements))
+
+    def _swapped(self, array):
+        """Return an array with the axis of the channels in the last place, or back."""
+        if self._axis == -1:
+            return array
+        return self._F.swapaxes(array, dim1=self._axis, dim2=-1)

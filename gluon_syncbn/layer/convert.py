@@ -296,11 +296,10 @@ def _convert_layer(norm, settings):
     else:
         original = type(layer)
         if isinstance(layer, CONTRIB):  # it has other settings than a BatchNorm
+            original = nn.BatchNorm
             names = "eps", "momentum", "fix_gamma", "use_global_stats"
             kept = {name: settings_of(layer)[name] for name in names}
             set_settings(layer, {"axis": 1, **kept})
-        if isinstance(layer, (ActivatedBatchNorm, CONTRIB)):
-            original = nn.BatchNorm
         layer.__class__ = SyncBatchNorm
     layer._sync = Synchronization(norm.name, settings, original)
     return True

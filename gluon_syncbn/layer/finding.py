@@ -144,7 +144,10 @@ def _source_of(block):
 
 def _read(block):
     graph = blocks.graph_of(block)
-    nodes, used = graphs.parse(graph)["nodes"], graphs.used_outputs(graph)
+    parsed = graphs.parse(graph)
+    nodes = parsed["nodes"]
+    entries = parsed["heads"] + [entry for node in nodes for entry in node["inputs"]]
+    used = {(source, output) for source, output, *_ in entries}
     masked = {node["attrs"]["layer_key"] for node in nodes if _is_masked(node)}
     layers, norms = {}, {}
     for number, node in enumerate(nodes):
@@ -158,7 +161,7 @@ def _read(block):
         layer = layers[key]
         computed = [n for n, i in zip(_PARAMETERS, inputs) if i not in block.params]
         reason = f"its {' and '.join(computed)} is computed" if computed else ""
-        if node["op"] in _OPERATORS and used[number] != {0}:
+        if node["op"] in _OPERATORS and used & {(number, 1), (number, 2)}:
             reason = "its mean or variance is read"
         name = layer._sync.name if is_ours(node) else _prefix(node)
         norms[number] = Norm(name, layer, reason, block, key in masked)
@@ -231,7 +234,7 @@ def _change(node, norm):
 def _symbol_of(layer, is_masked):
     """Return a call of a layer with the symbol that `graphs.rewrite` replaces."""
     data, settings = mx.sym.var(graphs.INPUT), settings_of(layer)
-    if is_masked:  # the node's input is the matrix of masking.py
+    if is_masked:  # the node's input is the matrix of _MaskedElements
         blocks.set_settings(layer, {**settings, "axis": -1})
     symbol = layer(data.as_np_ndarray() if mx.util.is_np_array() else data)
     blocks.set_settings(layer, settings)

@@ -78,7 +78,15 @@ def watch_graphs() -> None:
 
         def __call__(self, *inputs: Any, **options: Any) -> Any:
             if self._layers:
-                self._check(inputs[0].context)
+                first, context = self._layers[0], inputs[0].context
+                if self._is_for_gpus and context.device_type == "cpu":
+                    raise mx.MXNetError(
+                        f"SyncBatchNorm '{first.name}': the graph was traced for GPU "
+                        f"contexts and now runs on {context}. Call net.hybridize() "
+                        "after moving the parameters."
+                    )
+                if autograd.is_training():
+                    first.warn_of_plain_loop(first.contexts)
             outputs = super().__call__(*inputs, **options)
             written = [inputs[k] for k in self._statistics]
             if written:
@@ -86,17 +94,6 @@ def watch_graphs() -> None:
                 do_nothing, context = load().gluon_syncbn_do_nothing, written[0].context
                 push(do_nothing, 0, context, arrays_in(outputs), written)
             return outputs
-
-        def _check(self, context: mx.Context) -> None:
-            first = self._layers[0]
-            if self._is_for_gpus and context.device_type == "cpu":
-                raise mx.MXNetError(
-                    f"SyncBatchNorm '{first.name}': the graph was traced for GPU "
-                    f"contexts and now runs on {context}. Call net.hybridize() after "
-                    "moving the parameters."
-                )
-            if autograd.is_training():
-                first.warn_of_plain_loop(first.contexts)
 
     save_symbol = mx.sym.Symbol.save
 
@@ -118,15 +115,14 @@ def watch_graphs() -> None:
 
 def _prepared(symbol, is_static, is_for_gpus):
     """Choose a graph's guards; in static_shape graphs also order the layers."""
-    graph, build = parse(symbol), current_build()
-    block = build.block if build else None
+    graph, (block, _) = parse(symbol), current_build()
     ours = {number for number, node in enumerate(graph["nodes"]) if is_ours(node)}
     dropped, guards = {}, guards_of(graph["nodes"], ours)
     # A layer that is hybridized alone makes its arrays plain in `forward`.
     if is_for_gpus or isinstance(block, BatchNormBase) and not IS_GLUON_2:
         dropped = guards
     else:
-        _choose_guards(symbol, graph, guards, is_static, build)
+        _choose_guards(symbol, graph, guards, is_static)
     nodes: list = []
     entries: list = []  # the argument `entries` of resolve_entry
     latest: dict = {}  # {running mean: the latest layer that uses it}
@@ -169,9 +165,9 @@ def _is_guard(node):
     return node["op"] == "SliceChannel" and node["attrs"]["num_outputs"] == "1"
 
 
-def _choose_guards(symbol, graph, guards, is_static, build):
+def _choose_guards(symbol, graph, guards, is_static):
     """Replace the guards of a graph by cheaper ones."""
-    inferred = _infer(symbol, graph, list(guards), build)
+    inferred = _infer(symbol, graph, list(guards))
     for (number, is_behind), (ndim, dtype) in zip(guards.items(), inferred):
         if not is_behind:
             # A Reshape of up to 4 dimensions is in place where that is safe. Without
@@ -195,15 +191,16 @@ def _replace(node, operator, **attributes):
     node.update(op=operator, attrs=attributes)
 
 
-def _infer(symbol, graph, numbers, build):
+def _infer(symbol, graph, numbers):
     """Return the number of dimensions, or 0, and the dtype, or None, of each node."""
-    if build is None or not numbers:
+    block, inputs = current_build()
+    if block is None or not numbers:
         return [(0, None)] * len(numbers)
     heads = [[number, 0, 0] for number in numbers]
     outputs = from_nodes(symbol, dict(graph), graph["nodes"], heads)
     # The symbol of a parameter has only the dtype of its first use.
-    arrays = {p.var().name: p for p in build.block.collect_params().values()}
-    arrays = {**arrays, **build.inputs}
+    arrays = {p.var().name: p for p in block.collect_params().values()}
+    arrays.update(inputs)
     known = [name for name in outputs.list_inputs() if name in arrays]
     dtypes = {name: np.dtype(arrays[name].dtype).type for name in known}
     shapes = {name: tuple(arrays[name].shape or ()) for name in known}

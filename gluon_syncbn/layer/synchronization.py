@@ -35,10 +35,7 @@ _EXPECTED = 'None, "machine", "process", a list of ranks, or a list of such list
 
 
 class Settings(NamedTuple):
-    """The arguments of SyncBatchNorm that a BatchNorm does not have.
-
-    Conversion changes neither the activation nor the slope of a layer.
-    """
+    """The arguments of SyncBatchNorm that a BatchNorm does not have."""
 
     num_devices: int | None = None
     unbiased_running_var: bool = False

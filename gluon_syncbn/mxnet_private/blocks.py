@@ -6,7 +6,7 @@ import gc
 import inspect
 import sys
 from operator import attrgetter
-from typing import Any, Iterable, NamedTuple
+from typing import Any, Iterable
 
 import mxnet as mx
 from mxnet.gluon import HybridBlock, nn
@@ -18,7 +18,7 @@ from .arrays import flatten
 # base class of BatchNorm and BatchNormReLU.
 BatchNormBase = getattr(nn.basic_layers, "_BatchNorm", nn.BatchNorm)
 
-# A child block finds these running methods of its parent only on the call stack.
+# Methods of MXNet. Only the call stack shows whether they run.
 _TRACE = HybridBlock._get_graph.__code__
 _BUILD = HybridBlock._build_cache.__code__
 
@@ -26,7 +26,7 @@ settings_of = attrgetter("_kwargs")  # the arguments of a BatchNorm's operator
 
 
 def children_of(block: mx.gluon.Block) -> dict:
-    """Return a block's children by name, which `apply` does not report."""
+    """Return a block's children by their names."""
     if not IS_GLUON_2:
         return block._children
     return {name: child() for name, child in block._children.items()}
@@ -172,7 +172,7 @@ class ForwardReplacement:
             setattr(self.net, name, self)
 
     def remove(self) -> None:
-        """Restore the replaced functions, even if a later replacement replaced this."""
+        """Restore the replaced functions, also if this object was itself replaced."""
         latest = vars(self.net)["forward"]
         attributes = vars(self.net) if latest is self else latest.replaced
         for name in _RUNS:
@@ -202,17 +202,10 @@ def traced_block() -> mx.gluon.HybridBlock | None:
     return traced[-1] if traced else None
 
 
-class Build(NamedTuple):
-    """A block that makes its CachedOp, because it is called."""
-
-    block: mx.gluon.HybridBlock
-    inputs: dict  # the arrays of the call, by the names of their variables
-
-
-def current_build() -> Build | None:
-    """Return the innermost Build of this thread, or None."""
+def current_build() -> tuple[mx.gluon.HybridBlock | None, dict]:
+    """Return the called block whose CachedOp is being made, and its inputs by name."""
     for found in _variables_of(_BUILD):
         names = [symbol.name for symbol in found["data"]]
         arrays = [value for value in flatten(found["args"]) if value is not None]
-        return Build(found["self"], dict(zip(names, arrays)))
-    return None
+        return found["self"], dict(zip(names, arrays))
+    return None, {}

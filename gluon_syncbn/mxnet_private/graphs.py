@@ -36,23 +36,14 @@ _WITH_CASTS: dict = {"remove_amp_cast": False} if _HAS_OPTION else {}
 INPUT = "gluon_syncbn_input"  # a variable, see `rewrite`
 
 
-def used_outputs(symbol: Any) -> dict[int, set[int]]:
-    """Return the numbers of the outputs that are read, by their node's number."""
-    graph, used = parse(symbol), {}
-    entries = [entry for node in graph["nodes"] for entry in node["inputs"]]
-    for number, output, *_ in entries + graph["heads"]:
-        used.setdefault(number, set()).add(output)
-    return used
-
-
 def rewrite(symbol: Any, replace: Callable[[int, dict], Any]) -> Any:
     """Return a copy of a symbol with nodes replaced.
 
     `replace` is called with each node's number and the node. If it returns None, the
     node is kept, including changes that `replace` made to its ``attrs``. If it returns
-    a symbol with one output, this output replaces the node's first output. In that
-    symbol the variable :data:`INPUT` stands for the node's first input, and any other
-    variable is the graph's variable of the same name.
+    a symbol with one output, this output replaces the node's first output. A variable
+    of this symbol named :data:`INPUT` is replaced by the node's first input. Other
+    variables are the graph's variables of the same names.
     """
     old, nodes = parse(symbol), []
     variables: dict = {}  # the number of each variable, by name
@@ -175,24 +166,15 @@ def symbols_of(arrays: Iterable) -> list[Any]:
 # ---- Objects that live as long as a graph. An autograd.Function is in a cycle, so it
 # would keep them until Python's next garbage collection.
 
-_owned: dict = {}  # {number: (object, MXNet's list of callbacks)}
+_owned: dict = {}  # {number: [MXNet's list of callbacks, object]}
 _numbers = itertools.count(1)
-
-
-@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
-def _disown(number, owned=_owned):  # global names are None when the interpreter ends
-    owned.pop(number, None)
-    return 1
-
-
-ctypes.pythonapi.Py_IncRef(ctypes.py_object(_disown))  # MXNet may call it until then
+# A Python function could be interrupted by a signal's handler, and drop nothing.
+_disown = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_owned.__delitem__)
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_disown))  # graphs may outlive this module
 
 
 def owning_zero(owner: Any, array: mx.nd.NDArray) -> mx.nd.NDArray:
-    """Return a recorded 0 for an array, which keeps `owner` until its graph is freed.
-
-    It has as many axes as the array.
-    """
+    """Return a recorded 0 to add to an array; its graph keeps `owner` alive."""
     shape, number = (1,) * array.ndim, next(_numbers)
     zeros = [mx.nd.zeros(shape, array.context, array.dtype) for _ in range(2)]
     zeros[0].attach_grad("null")  # MXNet records the operator, but not its backward
@@ -200,10 +182,11 @@ def owning_zero(owner: Any, array: mx.nd.NDArray) -> mx.nd.NDArray:
     arguments = (ctypes.c_void_p * 2)(None, number)
     pointer = ctypes.POINTER(ctypes.CFUNCTYPE(ctypes.c_int))
     callbacks = mx.base.MXCallbackList(2, ctypes.cast(functions, pointer), arguments)
-    _owned[number] = owner, callbacks
+    owned = _owned[number] = [callbacks]
     source, result = (mx.base.c_handle_array([zero]) for zero in zeros)
     reference = ctypes.byref(callbacks)
     mx.base.check_call(_LIB.MXCustomFunctionRecord(1, source, 1, result, reference))
+    owned.append(owner)  # an exception before it would keep the owner forever
     return zeros[1]
 
 
@@ -257,8 +240,7 @@ def install_backward(backward: Callable[[BackwardCall], None]) -> None:
     """Call `backward` in place of MXNet's function, except in `differentiate`."""
 
     def replacement(*arguments):
-        # The exception of a signal's handler could leave a flag of the thread set, so
-        # the frame shows whether `differentiate` calls.
+        # A flag that `differentiate` sets could stay set if a signal interrupts it.
         caller = sys._getframe(1).f_back
         is_own = caller is not None and caller.f_code is differentiate.__code__
         if is_own:

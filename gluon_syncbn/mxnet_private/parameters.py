@@ -93,7 +93,7 @@ class Replicas:
         self._parameter, self._here = parameter, here
         self.is_summed = False  # each device has the gradient of the whole batch
         # {"_data" or "_grad": {context of a lent array: its value when it was lent}}.
-        # The first array of a kind has no value, see `collect`.
+        # The first lent array has no value, because `collect` reads none.
         self.lent: dict = {}
 
     def __call__(self, arrays: Any, context: Any) -> Any:
@@ -120,7 +120,7 @@ class Replicas:
 
     def value(self) -> mx.nd.NDArray:
         """Return the value to save; Gluon's mean over contexts would round it."""
-        mx.nd.waitall()  # no read waits for work that changes a weight's layout
+        mx.nd.waitall()  # oneDNN may change a weight's layout in pending work
         parameter = self._parameter
         arrays = type(parameter)._check_and_get(parameter, parameter._data, list)
         on_first = [a for a in arrays if a.context == self.contexts[0]]
@@ -134,7 +134,7 @@ class Replicas:
         """
         arrays, source = getattr(self._parameter, kind) or (), None
         lent = self.lent.pop(kind, None)
-        if lent is None:  # the program may have got the gradient as `data().grad`
+        if lent is None:  # the program may have read `parameter.data().grad`
             lent = dict.fromkeys(list(self.lent["_data"])[-1:])
         for context, former in lent.items():
             array = next((a for a in arrays if a.context == context), None)
@@ -179,7 +179,6 @@ def undo_replicate(parameter: mx.gluon.Parameter) -> None:
 
 
 def is_replicated(parameter: Any) -> bool:
-    """Return True if a parameter belongs to a parallel net."""
     return isinstance(parameter._check_and_get, Replicas)
 
 
@@ -200,7 +199,6 @@ def is_summed(parameter: Any) -> bool:
 
 
 def collect_lent(parameters: Iterable, kind: str = "_data") -> None:
-    """Copy lent arrays to the other devices."""
     getters = [parameter._check_and_get for parameter in parameters]
     replicas = [get for get in getters if isinstance(get, Replicas)]
     lent = [each for each in replicas if each.lent.keys() & {kind, "_data"}]

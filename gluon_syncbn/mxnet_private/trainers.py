@@ -86,10 +86,8 @@ def reduced_once(trainer: mx.gluon.Trainer) -> Iterator[None]:
 
 @contextlib.contextmanager
 def updated_once(trainer: mx.gluon.Trainer) -> Iterator[None]:
-    """Update a parallel net's parameters on the first device, then copy them.
-
-    An optimizer may draw random numbers, or count its updates.
-    """
+    """Update a parallel net's parameters on the first device, then copy them."""
+    # An optimizer may draw random numbers or count its updates.
     parallel = [p for p in trainer._params if is_replicated(p) and gradients_of(p)]
     for kind in "_grad", "_data":
         collect_lent(parallel, kind)

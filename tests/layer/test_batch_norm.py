@@ -5,7 +5,7 @@ and running statistics with the float64 oracle for random combinations of argume
 """
 
 import gluon_syncbn
-from gluon_syncbn import SyncBatchNorm, convert_sync_batchnorm, revert_sync_batchnorm
+from gluon_syncbn import SyncBatchNorm
 
 import mxnet as mx
 import numpy as np
@@ -70,18 +70,6 @@ def test_net_that_is_cast_after_it_ran():
         learned = net.collect_params(".*(weight|gamma)").values()
         found.append(list(map(summed_grad, learned)))
         assert_all_near(found[-1], found[0], "float64", 72, 72)
-
-
-def test_a_reverted_layer_keeps_its_activation():
-    layer = SyncBatchNorm(num_devices=1, activation="leaky_relu")
-    layer.initialize()
-    x = nd.array(X)
-    y, text = layer(x).asnumpy(), repr(layer)
-    for _ in range(2):
-        revert_sync_batchnorm(layer)
-        assert isinstance(layer, nn.BatchNorm) and not isinstance(layer, SyncBatchNorm)
-        np.testing.assert_allclose(layer(x).asnumpy(), y, 1e-5, 1e-5)
-        assert repr(convert_sync_batchnorm(layer, 1)) == text and "slope=0.01" in text
 
 
 # ---- Mistakes raise an error of one sentence as early as possible.

@@ -118,11 +118,3 @@ def test_what_a_subclass_does_is_never_lost():
         np.testing.assert_allclose(net(batch()).asnumpy(), expected, 1e-4, 1e-5)
     reverted = [type(layer) for layer in revert_sync_batchnorm(net)]
     assert reverted == [*classes, nn.BatchNorm]
-
-
-def test_a_group_of_ranks_that_do_not_exist_changes_nothing():
-    net = convert_sync_batchnorm(initialized(Nested()))
-    with pytest.raises(ValueError, match="group .*got 5"):
-        convert_sync_batchnorm(net, group=[0, 5])
-    with autograd.record():
-        net(batch()).wait_to_read()

@@ -48,21 +48,20 @@ def node(operator=mx.sym.BatchNorm, **options):
 
 
 def two_nodes():
-    """Return a graph that uses one of our layers twice, as after an export."""
+    """Return a graph that uses one of our layers twice."""
     layer = SyncBatchNorm(in_channels=3, num_devices=2)
     return SymbolBlock(layer(DATA) + 0 * layer(DATA), DATA)
 
 
 CONTRIB = {"key": "k", "ndev": 1, "eps": 1e-5}
-LEAKY = {"activation": "leaky_relu", "slope": 0.25}
 KINDS = {
     "layer": nn.BatchNorm,
     "contrib": partial(MXNETS_LAYER, num_devices=1),
-    "leaky": partial(SyncBatchNorm, **LEAKY),
+    "leaky": partial(SyncBatchNorm, activation="leaky_relu"),
     "node": node,  # it does not name its epsilon
     "contrib node": partial(node, mx.sym.contrib.SyncBatchNorm, **CONTRIB),
     "our nodes": two_nodes,
-    "leaky node": lambda: SymbolBlock(SyncBatchNorm(**LEAKY)(DATA), DATA),
+    "leaky node": lambda: SymbolBlock(KINDS["leaky"]()(DATA), DATA),
 }
 if hasattr(nn, "BatchNormReLU"):  # MXNet 1.8 brought it
     KINDS["relu"] = nn.BatchNormReLU
@@ -118,7 +117,7 @@ class Nets:
                 ]
             expected = np.concatenate(expected)
             if self.activation in ("relu", "leaky_relu"):
-                expected = reference.activate(expected, self.activation, LEAKY["slope"])
+                expected = reference.activate(expected, self.activation, slope=0.01)
             assert_near(whole(ys), expected, count=6, scale=10)
 
 
@@ -159,6 +158,8 @@ def test_a_child_block_of_two_nets(kind, mode, count):
     assert "Custom" not in operators(nets.nets[0])
     freeze_statistics(nets.child, False)
     nets.check("whole")
+    revert_sync_batchnorm(nets.child)
+    nets.check("alone")
 
 
 @pytest.mark.parametrize("kind", ["contrib", "contrib node"])
@@ -233,20 +234,21 @@ def test_a_net_without_batch_normalization(recwarn):
 
 
 @pytest.mark.parametrize(
-    "bad, pattern",
+    "bad, group, pattern",
     [
-        (partial(node, name="bad", momentum=-0.1), "momentum .*bad.*-0.1"),
-        (partial(nn.BatchNorm, axis=7, prefix="bad_"), "axis .*bad.*4.*7"),
+        (partial(node, name="bad", momentum=-0.1), None, "momentum .*bad.*-0.1"),
+        (partial(nn.BatchNorm, axis=7, prefix="bad_"), None, "axis .*bad.*4.*7"),
+        (partial(SyncBatchNorm, prefix="bad_"), [0, 5], "bad.*group .*got 5"),
     ],
 )
-def test_a_bad_setting_changes_nothing(bad, pattern):
+def test_a_bad_setting_changes_nothing(bad, group, pattern):
     net, bad = nn.HybridSequential(), bad()
-    net.add(nn.BatchNorm(), node(), bad, nn.BatchNorm())
+    net.add(nn.BatchNorm(), bad, node(), nn.BatchNorm())
     net.initialize(ctx=cpus(2))
-    before = [type(child) for child in net], operators(net[1]), operators(bad)
+    before = [type(child) for child in net], operators(bad), operators(net[2])
     with pytest.raises(ValueError, match=pattern):
-        convert_sync_batchnorm(net)
-    assert before == ([type(child) for child in net], operators(net[1]), operators(bad))
+        convert_sync_batchnorm(net, group=group)
+    assert before == ([type(child) for child in net], operators(bad), operators(net[2]))
 
 
 @pytest.mark.parametrize("fixed", [True, False])

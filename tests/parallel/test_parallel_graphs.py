@@ -4,7 +4,10 @@ Each output must have rows. Only arguments and parameters may be variables.
 """
 
 import collections
+import contextlib
+import ctypes
 import gc
+import signal
 import weakref
 
 import gluon_syncbn
@@ -122,6 +125,37 @@ def test_graphs_are_freed(way):
     count()
     gc.enable()
     assert counts == [1, 1, 1, 0]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_keeps_no_graph(monkeypatch):
+    """It arrives where MXNet is about to record a call or to free one."""
+    net, x = make_parallel(nn.Lambda(lambda x, token: x * 1), cpus(2)), column(1, 2)
+    tokens, library = weakref.WeakSet(), mx.base._LIB
+    x.attach_grad()
+
+    def call():
+        token = Token()
+        tokens.add(token)
+        with autograd.record():
+            return net(x, token)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(library, "MXCustomFunctionRecord", interrupt)
+        call()
+    y = call()
+    mx.nd.waitall()
+    handle, y.handle = y.handle, ctypes.c_void_p()
+    # Python calls the signal's handler in the first Python function that MXNet calls.
+    signals = map(ctypes.CDLL(None)["raise"], [signal.SIGINT])
+    with contextlib.suppress(KeyboardInterrupt):
+        list(zip(signals, map(library.MXNDArrayFree, [handle])))
+    gc.collect()
+    assert not tokens
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
 
 
 # ---- Structures of inputs and outputs.
