@@ -71,8 +71,8 @@ def install() -> None:
         align = F.contrib.ROIAlign
 
         def roi_align(data, rois, *args, **kwargs):
-            # For a skipped region MXNet writes zeros to the first region's output, and
-            # leaves the skipped region's output uninitialized.
+            # MXNet writes the zeros of a skipped region to the first region's output,
+            # and leaves the skipped region's output uninitialized.
             is_used = F.slice_axis(rois, axis=1, begin=0, end=1).reshape((-1,)) >= 0
             y = align(data, F.where(is_used, rois, rois * 0), *args, **kwargs)
             return F.where(is_used, y, F.zeros_like(y))
