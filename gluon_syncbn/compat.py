@@ -20,6 +20,10 @@ def _in1d(ar1, ar2, *arguments, **options):
     return np.isin(np.ravel(ar1), ar2, *arguments, **options)
 
 
+def _moved(*_arguments, **_options):
+    raise NotImplementedError("this function has moved to the package numpy_financial")
+
+
 _NAMES = {
     "bool": bool,
     "float": float,  # only GluonCV uses it
@@ -37,8 +41,8 @@ _NAMES = {
     "in1d": _in1d,
     "msort": lambda a: np.sort(a, axis=0),
     "trapz": getattr(np, "trapezoid", None),
-    # MXNet looks these up when it is imported. They are in numpy_financial now.
-    **dict.fromkeys(("mirr", "npv", "pmt", "ppmt", "pv", "rate")),
+    # MXNet looks these up when it is imported.
+    **dict.fromkeys(("mirr", "npv", "pmt", "ppmt", "pv", "rate"), _moved),
     "compat": SimpleNamespace(basestring=str),  # mx.np.pad uses it
 }
 

@@ -120,10 +120,20 @@ set(CMAKE_CUDA_COMPILER ${nvcc})
 # Python's packages have the libraries in lib; nvcc searches lib64.
 get_filename_component(nvcc_folder ${nvcc} DIRECTORY)
 string(APPEND CMAKE_CUDA_FLAGS " -L${nvcc_folder}/../lib")
+execute_process(COMMAND ${nvcc} --list-gpu-arch OUTPUT_VARIABLE known ERROR_QUIET)
 if(NOT CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
-  execute_process(COMMAND ${nvcc} --list-gpu-arch OUTPUT_VARIABLE known ERROR_QUIET)
   choose_architectures("${known}")
 endif()
+# CMake's own error has forty lines, and does not list the architectures of this nvcc.
+foreach(architecture ${CMAKE_CUDA_ARCHITECTURES} $ENV{CUDAARCHS})
+  string(REGEX MATCH "^[0-9]+" number ${architecture})
+  if(number AND NOT known MATCHES "compute_${number}[^0-9]")
+    string(REGEX MATCHALL "[0-9]+" numbers "${known}")
+    list(JOIN numbers ", " numbers)
+    message(FATAL_ERROR "CUDAARCHS must be among ${numbers}, which ${nvcc} builds, "
+                        "got ${architecture}")
+  endif()
+endforeach()
 enable_language(CUDA)
 set(GLUON_SYNCBN_CUDA_ARCHITECTURES ${CMAKE_CUDA_ARCHITECTURES})
 

@@ -145,7 +145,7 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
         )
     for norm in norms:
         if not norm.is_masked:
-            _revert_layer(norm)
+            _revert_layer(norm.layer)
     _remake_graphs(norms)
     for act in after_reverting:
         act(net)
@@ -295,11 +295,9 @@ def _convert_layer(norm, settings):
         original = sync.original
     else:
         original = type(layer)
-        if isinstance(layer, CONTRIB):  # it has other settings than a BatchNorm
+        if isinstance(layer, CONTRIB):
             original = nn.BatchNorm
-            names = "eps", "momentum", "fix_gamma", "use_global_stats"
-            kept = {name: settings_of(layer)[name] for name in names}
-            set_settings(layer, {"axis": 1, **kept})
+            _drop_contribs_settings(layer)
         layer.__class__ = SyncBatchNorm
     layer._sync = Synchronization(norm.name, settings, original)
     return True
@@ -316,16 +314,23 @@ def _activation_of(layer):
     return {"activation": settings.activation, "slope": settings.slope}
 
 
-def _revert_layer(norm):
-    layer = norm.layer
-    if isinstance(layer, CONTRIB):
-        _convert_layer(norm, Settings())
+def _revert_layer(layer):
     _set_fixed_gamma(layer)
+    if isinstance(layer, CONTRIB):
+        _drop_contribs_settings(layer)
+        layer.__class__ = nn.BatchNorm
+        return
     sync = vars(layer).pop("_sync")
     sync.release()
     layer.__class__ = sync.original
     if sync.original is nn.BatchNorm and sync.settings.activation is not None:
         layer.__class__, layer._activation_settings = ActivatedBatchNorm, sync.settings
+
+
+def _drop_contribs_settings(layer):
+    names = "eps", "momentum", "fix_gamma", "use_global_stats"
+    kept = {name: settings_of(layer)[name] for name in names}
+    set_settings(layer, {"axis": 1, **kept})
 
 
 def _set_fixed_gamma(block):

@@ -128,8 +128,9 @@ class ParameterGradients:
         # {context: pairs (array, gradient)} with grad_req="write"
         self._overwritten: dict = collections.defaultdict(list)
         for parameter, pairs in self._all:
-            for data, grad in pairs if parameter.grad_req == "write" else ():
-                self._overwritten[data.context].append((data, grad))
+            if parameter.grad_req == "write":
+                for data, grad in pairs:
+                    self._overwritten[data.context].append((data, grad))
 
     @contextmanager
     def adding(self, contexts: Iterable[mx.Context] | None = None) -> Iterator[None]:

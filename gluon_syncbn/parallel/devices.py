@@ -55,8 +55,10 @@ class Worker:
     def __init__(self, name: str) -> None:
         self._calls: Any = queue.SimpleQueue()
         self.unfinished: set = set()  # the results of calls that have not ended
-        options: Any = {"name": name, "daemon": True}  # the program can always exit
-        threading.Thread(target=_serve, args=(self._calls,), **options).start()
+        # A daemon does not keep the program from exiting if a call never ends.
+        threading.Thread(
+            target=_serve, args=(self._calls,), name=name, daemon=True
+        ).start()
         weakref.finalize(self, self._calls.put, None).atexit = False
 
     def call(self, function: Callable, *arguments: Any) -> Any:

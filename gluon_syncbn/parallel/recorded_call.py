@@ -32,7 +32,7 @@ from .shards import Shards, join_shards
 _calls = weakref.WeakValueDictionary()  # {id: RecordedCall} in the order of calls
 
 
-class _Private(NamedTuple):
+class _DeviceOperators(NamedTuple):
     """Operators that devices have recorded, on which a loss must not depend."""
 
     net: str
@@ -41,13 +41,13 @@ class _Private(NamedTuple):
 
 
 # A net may keep an array after its call. The latest 100 calls are checked.
-_private: Any = collections.deque(maxlen=100)
+_device_operators: Any = collections.deque(maxlen=100)
 
 
 def refuse_losses(net: mx.gluon.Block, begin: mx.nd.NDArray, variables: set) -> None:
     """Refuse losses that depend on operators recorded since the operator `begin`."""
     ends = [begin, graphs.record_operator()]
-    _private.append(_Private(name_of(net), ends, variables))
+    _device_operators.append(_DeviceOperators(name_of(net), ends, variables))
 
 
 def calls_behind(heads: Iterable) -> tuple[list[RecordedCall], set[str]]:
@@ -63,7 +63,7 @@ def calls_behind(heads: Iterable) -> tuple[list[RecordedCall], set[str]]:
 
 def _check_only_outputs(heads, names):
     """Raise ValueError if heads depend on a device's array that is not an output."""
-    found = [x for x in list(_private) if not names.isdisjoint(x.variables)]
+    found = [x for x in list(_device_operators) if not names.isdisjoint(x.variables)]
     numbers = graphs.operators_behind(heads) if found else []
     for operators in found:
         before, after = graphs.operators_behind(operators.ends)

@@ -37,7 +37,6 @@ from support.helpers import (
 pytestmark = gluon_1_only("blocks take no symbols")
 
 DATA = mx.sym.var("data")
-IDENTITY = np.ones(3), np.zeros(3)  # gamma and beta
 # Four axes, because BatchNormWithReLU takes no others.
 X = np.random.default_rng(0).normal(3, 2, (6, 3, 1, 1)).astype("float32")
 
@@ -108,11 +107,16 @@ class Nets:
             assert np.array_equal(before, self.statistics()) != trains
             if trains:
                 batches = [X] if kind == "whole" else arrays
-                found = [reference.forward(x, *IDENTITY, 1, self.eps) for x in batches]
+                found = [
+                    reference.forward(x, *reference.IDENTITY, 1, self.eps)
+                    for x in batches
+                ]
                 expected = [y for y, *_ in found]
             else:
                 expected = [
-                    reference.inference_forward(x, *IDENTITY, *running, 1, self.eps)
+                    reference.inference_forward(
+                        x, *reference.IDENTITY, *running, 1, self.eps
+                    )
                     for x, running in zip(arrays, before)
                 ]
             expected = np.concatenate(expected)

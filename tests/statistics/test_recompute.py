@@ -23,7 +23,6 @@ from support.helpers import (
 from support.nd import nd
 
 ROWS = 7, 1, 4  # one of two contexts gets no row of the second batch
-IDENTITY = np.ones(3), np.zeros(3)  # gamma and beta
 
 
 def small_net(norm):
@@ -46,10 +45,10 @@ def statistics(net, index=0):
 
 def oracle(batches):
     """Return the right `statistics` of a `small_net`."""
-    ys = [reference.forward(batch, *IDENTITY)[0] for batch in batches]
+    ys = [reference.forward(batch, *reference.IDENTITY)[0] for batch in batches]
     found = []
     for inputs in batches, [np.maximum(y, 0).mean((2, 3)) for y in ys]:
-        _, mean, var, _ = reference.forward(np.concatenate(inputs), *IDENTITY)
+        _, mean, var, _ = reference.forward(np.concatenate(inputs), *reference.IDENTITY)
         found += [mean, var]
     return found
 

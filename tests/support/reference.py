@@ -14,6 +14,8 @@ import numpy as np
 # `python -m gluon_syncbn` also compares with these two.
 forward, backward = reference_forward, reference_backward
 
+IDENTITY = np.ones(3), np.zeros(3)  # gamma and beta of three channels
+
 # Unit roundoff (half of epsilon) and smallest subnormal number of each dtype.
 _PRECISION = {
     "float16": (2.0**-11, 2.0**-24),

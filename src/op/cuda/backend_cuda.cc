@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <vector>
 
 #include "core/error.h"
@@ -122,7 +123,11 @@ class Lane {
 
   static void Release(int ordinal, Lane* lane) noexcept {
     std::lock_guard<std::mutex> lock(mutex_);
-    free_[ordinal].emplace_back(lane);
+    try {
+      free_[ordinal].emplace_back(lane);
+    } catch (const std::bad_alloc&) {
+      // The lane leaks.
+    }
   }
 
   Buffer device, pinned;   // per-channel vectors
