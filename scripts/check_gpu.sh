@@ -6,8 +6,8 @@
 #     bash scripts/check_gpu.sh OUT
 #     EMULATED=1 PARTS="build layer" bash scripts/check_gpu.sh OUT    # small sizes on a CPU
 #
-# Other variables: BUILD is a folder for the programs, GENERATION the GPU's, such as 90, and PYTHON
-# the interpreter for the part `mxnet`.
+# Other variables: BUILD is a folder for the programs. GENERATION is the GPU's compute capability
+# without the dot, such as 90. PYTHON is the interpreter for the part `mxnet`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=$(mkdir -p "${1:?where logs go}" && cd "$1" && pwd)
@@ -21,7 +21,7 @@ if [ -n "$emulated" ]; then size=small; else size=large; fi
 passed=() failed=() left_out=()
 
 if [[ -z $emulated && $parts != build ]] && ! nvidia-smi -L >/dev/null 2>&1; then
-    echo "nvidia-smi must find a GPU. Set EMULATED=1 to run all parts on a CPU in small sizes."
+    echo "nvidia-smi must find a GPU. Set EMULATED=1 to run small sizes on an emulated GPU."
     exit 2
 fi
 

@@ -31,7 +31,7 @@ from ..native.library import load
 
 def guarded(F: Any, value: Any) -> Any:
     """Return a copy of a value. A copy is a guard that is safe in every mode."""
-    # amp_multicast copies nothing, but never adds to the gradient of a graph's input.
+    # amp_multicast would not copy, but it ignores grad_req="add" of a graph's input.
     return F.SliceChannel(value, num_outputs=1)
 
 
@@ -136,8 +136,8 @@ def _prepared(symbol, is_static, is_for_gpus):
         if is_static and number in ours:
             mean = inputs[-2][0]
             if mean in latest and attributes.get("chained") != "True":
-                # The input comes from an earlier node, so MXNet finds the graph's
-                # inputs in the same order as before.
+                # The additional input of this layer reads only an earlier node, so
+                # the order of the graph's inputs does not change.
                 after = {"op": "size_array", "name": f"{node['name']}_after"}
                 nodes.append({**after, "inputs": [[latest[mean], 0, 0]]})
                 inputs.insert(3, [len(nodes) - 1, 0, 0])
@@ -170,20 +170,20 @@ def _choose_guards(symbol, graph, guards, is_static):
     inferred = _infer(symbol, graph, list(guards))
     for (number, is_behind), (ndim, dtype) in zip(guards.items(), inferred):
         if not is_behind:
-            # A Reshape of up to 4 dimensions is in place where that is safe. Without
-            # it a static_shape graph would keep a plain copy of each input.
+            # A Reshape of up to 4 dimensions is in place where that is safe. Without a
+            # guard static_shape graphs would keep plain copies of the layers' inputs.
             if 1 <= ndim <= 4:
                 _replace(graph["nodes"][number], "Reshape", shape="(-2,)")
         elif not is_static:
-            # The gradient of a transpose is plain, because it is never in place.
+            # The gradient of a transpose is plain, because no transpose is in place.
             if ndim == 4:
                 _replace(graph["nodes"][number], "transpose", axes="(0, 1, 2, 3)")
-        # An output of a static_shape graph is not safe, so a layer must not be one.
-        # amp_multicast is in place.
         elif dtype == "float32":
+            # A layer in a static_shape graph must not write an output of the graph, so
+            # an operator that is in place follows it. A Reshape would copy gradients in
+            # blocked layouts.
             _replace(graph["nodes"][number], "amp_multicast", num_outputs="1")
-        # The backward of a Reshape would copy blocked gradients, which are float32.
-        elif dtype is not None:
+        elif dtype is not None:  # its gradients are never in blocked layouts
             _replace(graph["nodes"][number], "Reshape", shape="(-2,)")
 
 

@@ -1,8 +1,8 @@
 """Backward through the caller's graph and then through the devices' graphs.
 
-MXNet has no hook between these graphs, so this module replaces its backward;
-docs/design/mxnet.md explains why. After the backward of a parallel net every device has
-the gradients of the whole batch.
+MXNet has no hook between these graphs, so this module replaces its backward (see
+docs/design/mxnet.md). Variables of the caller's graph, the cut leaves, stand for the
+devices' outputs. After backward every device has the gradients of the whole batch.
 """
 
 from __future__ import annotations
@@ -55,12 +55,13 @@ def _backward(backward):
     with autograd.pause(), parameters.summed():
         heads = _run_calls(calls, leaves, backward, parameters)
     if not backward.retain_graph:
-        # Graphs may share an array without a gradient, so they are freed together.
+        # Freeing a graph detaches arrays that have no gradient. Other graphs may share
+        # them, so all graphs are freed together.
         graphs.drop(heads + [head for call in calls for head in call.heads])
 
 
 def _check_head_gradients(backward):
-    """Raise ValueError if a gradient does not fit its head. MXNet takes any shape."""
+    """Raise ValueError if a gradient does not fit its head. MXNet accepts any."""
     for number, pair in enumerate(zip(backward.heads, backward.gradients)):
         if pair[1] is None:
             continue
@@ -134,7 +135,7 @@ class ParameterGradients:
 
     @contextmanager
     def adding(self, contexts: Iterable[mx.Context] | None = None) -> Iterator[None]:
-        """Add what the ``with`` block writes to the gradients of earlier graphs."""
+        """Make the ``with`` block add to gradients that earlier graphs have written."""
         saved = [
             (data, grad, grad.copy())
             for context in (list(self._overwritten) if contexts is None else contexts)
@@ -162,7 +163,7 @@ class ParameterGradients:
         try:
             yield
             self._sum()
-        finally:  # arrays that the block did not write stay fresh if they were
+        finally:  # arrays that were fresh before the block stay fresh
             for grad, value in earlier:
                 grad += value
             mark_fresh(previous)

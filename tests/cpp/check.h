@@ -1,5 +1,5 @@
-// Checks for the native tests: a failure prints both values and the line, and fails the program.
-// Several threads may check at once.
+// Checks for the native tests. A failed check fails the program, and the first 20 failed checks
+// print their lines. Several threads may check at once.
 #pragma once
 #include <atomic>
 #include <cstdlib>
@@ -17,8 +17,8 @@ namespace check {
 
 inline std::atomic<int> failures{0};
 
-// Returns `full` with GLUON_SYNCBN_NATIVE=full, which takes minutes, else `brief`; or a tenth of it
-// under sanitizers, which are slower.
+// Returns `full` with GLUON_SYNCBN_NATIVE=full, which takes minutes, and otherwise `brief`. Under
+// sanitizers, which are slow, it returns a tenth of this number.
 inline int Rounds(int full, int brief) {
   const char* const native = std::getenv("GLUON_SYNCBN_NATIVE");
   const int rounds = native != nullptr && std::strcmp(native, "full") == 0 ? full : brief;

@@ -25,7 +25,7 @@ using syncbn::Waiting;
 
 // ---- random programs ---------------------------------------------------------------------------
 
-// A program ends well, or one rank, the culprit, ends it in its last step.
+// A program ends well, or with an error that one rank, the culprit, causes in its last step.
 enum class End { kWell, kStops, kFails, kLeaves, kDisagrees };
 constexpr int kEnds = 5;
 
@@ -71,7 +71,7 @@ class Program {
     }
     CHECK(rounds < kMostRounds, size_, " ranks, end ", static_cast<int>(end_));
     for (int again = 0; again < 100; ++again) {
-      for (const auto& rank : ranks_) rank->Failure();  // it takes the last messages
+      for (const auto& rank : ranks_) rank->Failure();  // receives late messages
     }
     for (const auto& rank : ranks_) {
       CHECK(end_ != End::kWell || size_ > 100 || rank->AllHaveLeft());
@@ -82,7 +82,7 @@ class Program {
  private:
   int Below(int size) { return static_cast<int>(random_() % static_cast<uint32_t>(size)); }
 
-  // True if all actors of this rank, or of all ranks, are over.
+  // True if all actors of this rank are over, or all actors if the rank is -1.
   bool AreOver(int rank) const {
     return std::all_of(actors_.begin(), actors_.end(), [&](const Actor& actor) {
       return actor.over || (rank >= 0 && actor.rank != rank);
@@ -94,7 +94,7 @@ class Program {
     return std::pow(10, (7 * rank + 5 * id + exchange) % 17) * (1 + rank) / 3;
   }
 
-  // All ranks get the same bits. A star sums in the order of devices and ranks.
+  // All ranks get the same bits. Up to 32 ranks are summed in the order of devices and ranks.
   void CheckResult(const Actor& actor, const Pending& pending) {
     const syncbn::Exchange& exchange = *pending.waiting.exchange;
     const auto [entry, is_new] = results_.emplace(exchange.key, exchange.result);
@@ -127,11 +127,11 @@ class Program {
   // True if the actor need not wait.
   bool Advance(Actor* actor) {
     Rank* const rank = ranks_[actor->rank].get();
-    // Waits have threads of their own in real programs, so none depends on another here.
+    // A real program has a thread for each wait, so a pending wait must not delay the others.
     for (const Pending& pending : actor->pending) rank->IsOver(pending.waiting, now_);
     for (const Pending& pending : actor->pending) {
       const syncbn::Exchange& exchange = *pending.waiting.exchange;
-      // The timeout, Table::Patience and late messages.
+      // The sum of the timeout (1 s), Table::Patience (3 s or 1 s), and the delay of messages.
       const std::chrono::milliseconds most(exchange.ranks.size() > 32 ? 5550 : 2950);
       CHECK(now_ - pending.waiting.start < most, size_, " end ", static_cast<int>(end_));
       if (!exchange.error.empty()) throw syncbn::Error(exchange.error);
@@ -153,7 +153,7 @@ class Program {
   void Begin(Actor* actor) {
     const int phases = actor->phases++;
     const bool is_forward = phases % 2 == 0;
-    // The number of a forward call of the step, and how often its backward came before.
+    // The number of a forward call in the step, and how many of its backward calls came before.
     std::vector<std::pair<int, int>> calls{{0, 0}, {1, 0}, {2, 0}};
     if (is_forward) {
       std::rotate(calls.begin() + Below(3), calls.end() - 1, calls.end());
@@ -189,7 +189,7 @@ class Program {
     return true;
   }
 
-  // All ranks receive a message about the culprit, or time out.
+  // The error of a rank must describe the action of the culprit.
   void CheckError(int rank, const std::string& error) const {
     const std::string culprit = "rank " + std::to_string(culprit_);
     if (end_ == End::kStops) CheckHas(error, culprit + ", which ");
@@ -245,7 +245,7 @@ Message PartOf(const std::vector<int>& ranks, int64_t call = 0) {
 
 constexpr char kRefused[] = "Install the same version";
 
-// Return true if a rank refuses a message. The rank may wait in an exchange of the ranks `begun`.
+// Return true if a rank refuses a message. With `begun` it first begins an exchange of these ranks.
 bool Refuses(int rank, int from, const Bytes& bytes, const std::vector<int>* begun = nullptr) {
   Rank receiver = RankOf(rank);
   if (begun != nullptr) Begin(&receiver, *begun);
@@ -308,7 +308,7 @@ TEST(GroupsThatDiffer) {
            "rank 2 synchronizes ranks 0, 1, 2, 3, but rank 0 has completed this call");
 }
 
-// Random and mutated messages end in a failure with a text, or wait.
+// A rank that receives random and mutated messages never sends to a rank that does not exist.
 TEST(RandomMessages) {
   std::mt19937 random(7);
   const auto below = [&](size_t size) { return static_cast<int>(random() % size); };
@@ -349,7 +349,7 @@ TEST(RandomMessages) {
         if (how == 3 && bytes.end() - at >= 8) std::fill_n(at, 8, '\xff');
       }
       failure = receiver.Handle(below(size), bytes);
-      CHECK(failure.find("sending") == std::string::npos, failure);  // no such rank
+      CHECK(failure.find("sending") == std::string::npos, failure);
     }
   }
 }

@@ -1,8 +1,8 @@
 """The layer in MXNet on GPU contexts.
 
-The tests need GPUs that MXNet's wheel has kernels for (sm_50 to sm_89), or GPUs that
-scripts/check_gpu_wheel.py emulates. On these, MXNet's own operators do nothing, so nets
-consist of our layers alone, and all else is copies.
+The tests need GPUs that MXNet's wheel has kernels for (sm_50 to sm_89), or the CUDA
+runtime of tests/cpp/emulated_cuda, which launches no kernel of MXNet. So the nets have
+only our layers, and MXNet only has to copy arrays.
 """
 
 from gluon_syncbn import SyncBatchNorm
@@ -27,7 +27,7 @@ from support.helpers import (
 )
 
 SHAPE = (5, 6, 7, 3)
-# No sum is of more terms than the batch has elements.
+# A sum has at most `count` terms.
 LIMITS = {"count": np.prod(SHAPE), "scale": 10}
 
 
@@ -58,7 +58,7 @@ def make_net(contexts):
 
 
 def queue(net, contexts, seed):
-    """Queue a step of an ordinary loop, which is enough for GPUs."""
+    """Queue a step in an ordinary loop. GPUs do not need Devices.map."""
     rng, rows = np.random.default_rng(seed), [2, 3] if len(contexts) == 2 else [5]
     x, dy = rng.normal(3, 2, SHAPE), rng.normal(size=SHAPE)
     shards, dys = (put(split_rows(v, rows), contexts, "float64") for v in (x, dy))
@@ -68,7 +68,7 @@ def queue(net, contexts, seed):
 
 
 def results(net, ys, shards):
-    """Return y, dx, and of each parameter the gradient or running value."""
+    """Return y, dx, and each parameter's gradient or running value."""
     mx.nd.waitall()
     found = [whole(ys), whole([shard.grad for shard in shards])]
     for parameter in net.collect_params().values():
@@ -93,7 +93,7 @@ def test_steps_and_prediction(count, mode):
 
 
 def test_cuda_graphs_are_refused(monkeypatch):
-    """MXNet would replay backward without the layer, which nothing could end."""
+    """MXNet would replay a backward that lacks the layer."""
     contexts = gpus(1)
     net, x = make_net(contexts), mx.nd.ones(SHAPE, ctx=contexts[0], dtype="float64")
     monkeypatch.setenv("MXNET_ENABLE_CUDA_GRAPHS", "1")

@@ -42,8 +42,8 @@ def assert_statistics(layer, devices, mean, var):
         assert_all_near(found, [mean, var], "float32", 24)
 
 
-def test_weight_0_excludes_nan(devices):
-    """Momentum 0 must drop an old NaN, and momentum 1 a new one; 0 * NaN is NaN."""
+def test_momentum_0_or_1_drops_nan(devices):
+    """Momentum 0 must drop an old NaN, and momentum 1 a new one. 0 * NaN is NaN."""
     _, mean, var, _ = reference.forward(GOOD, np.ones(3), np.zeros(3))
     layer = make_layer(devices, momentum=0)
     y = call(devices, layer, spoiled(np.nan, 1))
@@ -84,9 +84,9 @@ def test_raise_names_the_shard(row, device, bad, devices):
     assert np.isfinite(call(devices, layer, GOOD)).all()
 
 
-def test_finite_shards_of_a_batch_that_is_not_finite(devices):
+def test_finite_shards_with_an_infinite_variance_of_the_batch(devices):
     x = GOOD.copy()
-    x[:, 1], x[0, 1] = 1e20, -1e20
+    x[:, 1], x[0, 1] = 1e20, -1e20  # each shard alone has variance 0
     with pytest.raises(mx.MXNetError, match="whole batch.*finite"):
         call(devices, make_layer(devices, nonfinite="raise"), x)
     gluon_syncbn.recover()

@@ -1,4 +1,4 @@
-"""Building: compilers, a source distribution, and its wheel with modules and commit."""
+"""The build: compilers, a source distribution, and a wheel of this distribution."""
 
 import os
 import re
@@ -31,7 +31,7 @@ def errors_of(*command):
     return result.stderr
 
 
-def test_without_a_compiler_the_build_ends_in_one_sentence(tmp_path, monkeypatch):
+def test_without_a_compiler_the_last_line_is_the_error(tmp_path, monkeypatch):
     for name in "CXX", "CMAKE_TOOLCHAIN_FILE":
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -48,7 +48,7 @@ def test_without_a_compiler_the_build_ends_in_one_sentence(tmp_path, monkeypatch
     reason="CUDAARCHS is set, or there are no CUDA kernels or no nvcc",
 )
 def test_library_has_an_architecture_of_each_generation():
-    """The build takes the first of each; its code runs on the later ones."""
+    """Generations are Maxwell (5) to Hopper (9). The newest one also has PTX."""
     *real, virtual = gluon_syncbn.features()["cuda_architectures"]
     known = run_tool("nvcc", "--list-gpu-arch")
     expected = {int(n) // 10 for n in re.findall(r"compute_(\d+)\b", known)}
@@ -69,7 +69,7 @@ def files_below(folder):
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-def test_a_source_distribution_knows_its_commit_and_builds(tmp_path, monkeypatch):
+def test_a_source_distribution_has_its_commit_and_builds(tmp_path, monkeypatch):
     checkout, python = tmp_path / "checkout", tmp_path / "venv/bin/python"
     run_tool("git", "clone", "--quiet", ROOT, checkout)
     head = run_tool("git", "-C", checkout, "rev-parse", "HEAD").strip()
@@ -85,7 +85,7 @@ def test_a_source_distribution_knows_its_commit_and_builds(tmp_path, monkeypatch
     for name in "src", "gluon_syncbn":
         assert files_below(sdist / name) == files_below(checkout / name)
 
-    # The isolated build brings an MPI if none is beside this Python and on PATH.
+    # The build uses the MPI of pip's build environment if this PATH has no other MPI.
     monkeypatch.setenv("GLUON_SYNCBN_CUDA", "0")
     monkeypatch.setenv("PATH", "/usr/local/bin:/usr/bin:/bin")
     wheel = "wheel", "--no-deps", "--wheel-dir", tmp_path, archive
@@ -99,6 +99,6 @@ def test_a_source_distribution_knows_its_commit_and_builds(tmp_path, monkeypatch
     others = {"libgluon_syncbn.so", "hang.md", "py.typed"}
     assert installed - {"libgluon_syncbn_mpi.so"} == modules | others
     for library in (tmp_path / "site").rglob("*.so"):
-        assert "build-env" not in run_tool("readelf", "-d", library)  # it is gone
+        assert "build-env" not in run_tool("readelf", "-d", library)  # pip deletes it
     found = output_of(FEATURES, PYTHONPATH=str(tmp_path / "site"))
     assert found.split() == [version, head]

@@ -1,4 +1,4 @@
-"""The code of pages and docstrings runs, and every public name is in the reference.
+"""Code of pages and docstrings runs. The reference has every public class and function.
 
 sybil finds the examples. pytest itself runs the doctests of modules, and
 scripts/docs.sh builds the site, which checks its links.
@@ -43,7 +43,7 @@ def needs_processes(example):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
-    """One block after the other; programs for several processes run below."""
+    """Blocks run in their order, except programs for several processes."""
     monkeypatch.chdir(tmp_path)
     document, skipped, ran = SYBIL.parse(page), [], 0
     document.namespace["IS_GLUON_2"] = IS_GLUON_2
@@ -90,7 +90,7 @@ def test_programs_for_several_processes_run(tmp_path, monkeypatch):
     run_tool(*launcher(2), sys.executable, "-c", one_by_one, *files, timeout=200)
 
 
-def test_every_public_name_is_in_the_reference_and_has_an_example():
+def test_public_classes_and_functions_are_in_the_reference_with_examples():
     reference = "".join(p.read_text("utf-8") for p in ROOT.glob("docs/api/*.md"))
     modules = gluon_syncbn, gluon_syncbn.distributed, gluon_syncbn.gluoncv
     for module in modules:

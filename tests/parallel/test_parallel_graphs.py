@@ -1,7 +1,4 @@
-"""Graphs around a parallel net, structures of its inputs, and programs that it refuses.
-
-Each output must have rows. Only arguments and parameters may be variables.
-"""
+"""Graphs around a parallel net, structures of its inputs, and errors."""
 
 import collections
 import contextlib
@@ -35,7 +32,7 @@ from support.nets import (
 )
 
 
-def test_calls_of_two_scopes_with_one_backward_each(devices):
+def test_calls_of_two_scopes(devices):
     net, other = one_weight(devices.contexts), nd.ones(1)
     other.attach_grad()
     with autograd.record():
@@ -44,7 +41,7 @@ def test_calls_of_two_scopes_with_one_backward_each(devices):
     with autograd.record():
         second = net(column(5, 6)).sum()
         second.backward(retain_graph=True)  # inside of the scope
-    beside.backward()  # it is in another graph
+    beside.backward()  # it does not depend on the net
     assert weight_gradient(net) == 11
     for grad in net.weight.list_grad():
         grad[:] = 0
@@ -56,7 +53,7 @@ def test_calls_of_two_scopes_with_one_backward_each(devices):
 
 @gluon_1_only("parameters are dense")
 def test_sparse_parameters(devices):
-    """One of them is not used."""
+    """One of the parameters is not used."""
     net, other = nn.Sequential(), one_weight(devices.contexts)
     net.add(nn.Embedding(4, 2, sparse_grad=True))
     stypes = {"stype": "row_sparse", "grad_stype": "row_sparse"}
@@ -73,7 +70,7 @@ def test_sparse_parameters(devices):
 
 
 def test_autograd_grad_is_refused(devices):
-    """MXNet's own function still computes other gradients, also second ones."""
+    """Heads that depend on no parallel net are accepted, also with create_graph."""
     net, x = one_weight(devices.contexts), column(1, 2)
     x.attach_grad()
     with autograd.record():
@@ -96,7 +93,7 @@ class Token:
 
 @pytest.mark.parametrize("way", ["parallel", "from an input", "plain loop"])
 def test_graphs_are_freed(way):
-    """Python's garbage collector would find them when a GPU's memory is full."""
+    """Python's garbage collector, which may run too late, is not needed."""
     net = Net(dense(), function=lambda F, h, token: (h, h * 2))
     contexts, xs = cpus(2), [array(X)]
     if way == "plain loop":
@@ -110,11 +107,11 @@ def test_graphs_are_freed(way):
 
     def count():
         mx.nd.waitall()
-        nd.zeros(1).wait_to_read()  # MXNet deletes an operator before it runs this one
+        nd.zeros(1).wait_to_read()  # MXNet first deletes earlier operators
         counts.append(len(tokens))
 
     gc.disable()
-    for _ in range(3):  # two without backward
+    for _ in range(3):  # only the last one has a backward
         token = Token()
         tokens.add(token)
         with autograd.record():
@@ -129,7 +126,7 @@ def test_graphs_are_freed(way):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_ctrl_c_keeps_no_graph(monkeypatch):
-    """It arrives where MXNet is about to record a call or to free one."""
+    """Ctrl-C arrives just before MXNet records a call, or before it frees a graph."""
     net, x = make_parallel(nn.Lambda(lambda x, token: x * 1), cpus(2)), column(1, 2)
     tokens, library = weakref.WeakSet(), mx.base._LIB
     x.attach_grad()
@@ -171,7 +168,7 @@ def test_rows_along_another_axis(devices):
 
 
 def nested(inputs, others, factor, mask=None):
-    outputs = collections.defaultdict(list)  # keeps its kind
+    outputs = collections.defaultdict(list)  # the parallel net also returns one
     outputs["out"], outputs["mask"] = inputs["x"] * factor, mask
     outputs["list"] = [others[0].sum(axis=1), (others[1].argmax(axis=1),)]
     return outputs
@@ -196,7 +193,7 @@ class Tempered(nn.Dense):
 @gluon_1_only("mx.npx.set_np")
 @pytest.mark.parametrize("is_variable", [True, False])
 def test_numpy_semantics(is_variable, devices):
-    """An argument has no axes. The results are a number and two arrays, one empty."""
+    """One argument has no axes. The results are a number and two arrays, one empty."""
     with mx.util.np_shape(True), mx.util.np_array(True):
         net = make_parallel(Tempered(1, use_bias=False, in_units=1), devices.contexts)
         net.initialize(mx.init.One())
@@ -282,7 +279,7 @@ def test_result_whose_length_is_that_of_the_rows_by_chance(function, rows):
 
 @pytest.mark.parametrize("train", [True, False])
 def test_the_additional_run_of_a_first_call_changes_nothing(train):
-    """It checks that outputs have rows if all devices have equally many rows."""
+    """If all shards are equally long, the net first runs on another number of rows."""
     results = []
     for contexts in cpus(2), cpus(1):
         net = started(Normalized(), contexts, "hybridize")
@@ -319,7 +316,7 @@ def test_a_loop_over_shards_is_refused():
         assert net(x).shape == (3, 2)
 
 
-def test_net_called_by_one_that_is_parallel_over_others(devices, make_devices):
+def test_parallel_net_inside_a_net_with_other_contexts(devices, make_devices):
     inner, x = one_weight(make_devices(1, first=1).contexts, 2.0), column(1, 2)
     outer = nn.Sequential()
     outer.add(nn.Lambda(lambda x: inner(x)))
@@ -331,7 +328,7 @@ def test_net_called_by_one_that_is_parallel_over_others(devices, make_devices):
 
 
 @pytest.mark.parametrize("rows, dtype", [(3, "float32"), (2, "float64")])
-def test_head_gradient_of_another_form(rows, dtype, devices):
+def test_head_gradient_of_another_shape_or_dtype(rows, dtype, devices):
     net, x = one_weight(devices.contexts), column(1, 2)
     with autograd.record():
         y = net(x)

@@ -39,7 +39,7 @@ from support.nets import (
 
 SEEDS = range(int(os.environ.get("GLUON_SYNCBN_PROGRAMS", 60)))
 
-# Actions after each backward: a step of the trainer, or another update.
+# Actions after each backward. All but the last one include a step of the trainer.
 CHANGES = (
     *("nothing", "clip", "reduce and clip", "set_data", "in place", "kept arrays"),
     *("average", "load", "own optimizer"),
@@ -52,18 +52,18 @@ def draw(rng):
 
     return SimpleNamespace(
         contexts=rng.choice([1, 2, 2, 3]),
-        mode=rng.choice(list(MODES)),  # the body of the net has it
-        rows=[rng.randint(2, 6) for _ in range(rng.randint(1, 4))],  # a number a step
+        mode=rng.choice(list(MODES)),  # the mode of the net's body
+        rows=[rng.randint(2, 6) for _ in range(rng.randint(1, 4))],  # each step's rows
         change=rng.choice(CHANGES),
         # Inputs with a gradient: "none", "last", else all with this grad_req.
         inputs=rng.choice(["none", "write", "add", "last"]),
-        # "fed back": once more, with the result of another net.
+        # "fed back": called again with the result of another net.
         calls=rng.choice(["once", "once", "twice", "fed back"]),
         is_doubled=flag(),  # the result holds an array twice
         branches=rng.random() < 0.2,  # a shard whose labels are all 0 has no graph
         decays=flag(),  # the loss has the squares of all parameters
         accumulates=flag(),  # grad_req="add"
-        clips_on_last=flag(),  # gradients are clipped under the last context
+        clips_on_last=flag(),  # the last context is current while gradients are clipped
         leaves_head=flag(),  # the last layer is used in the first step only
         later=rng.randint(0, 4),  # the step before which a layer is added; 0 for none
         frozen=rng.randint(1, 4),  # the step before which the first weight is frozen
@@ -71,10 +71,10 @@ def draw(rng):
 
 
 def norm_of(program):
-    """Return a BatchNorm, or a Dense where plain MXNet would give other results.
+    """Return a BatchNorm, or a Dense for programs that cannot have a BatchNorm.
 
-    If a net is called twice, nn.BatchNorm updates its statistics in reverse order. If a
-    device has no backward, the layers of the other devices wait for it.
+    If a net is called twice, nn.BatchNorm, unlike our layer, updates its statistics in
+    reverse order. If a device has no backward, our layers on other devices wait for it.
     """
     if program.calls != "once" or program.branches:
         return dense()
@@ -168,7 +168,7 @@ def prediction(net):
 
 
 def change(program, net, trainer, kept):
-    """Update the parameters; return what else the program has computed."""
+    """Update the parameters; return the result of `average`, or an empty list."""
     parameters, kind = parameters_of(net), program.change
     if kind == "reduce and clip":
         trainer.allreduce_grads()
@@ -264,7 +264,7 @@ def test_plain_loop_whose_loss_reads_inputs_and_parameters(mode):
 
 
 class OfHorovod(Trainer):
-    """Doubles the first device's gradients, as Horovod's sum over two processes."""
+    """Doubles the first device's gradients, like Horovod's sum over two processes."""
 
     def _allreduce_grads(self):
         for parameter in self._params:

@@ -1,9 +1,9 @@
 // The reductions, which sum two terms of each element for each channel of a tile. All sums are
 // float64, because memory, not arithmetic, takes the time.
 //
-// `Terms` has Channel(c, first), which returns numbers of a channel from its first value in the
-// tile; Of(x, dy, these numbers), which returns the two terms of an element; kBackward, true if it
-// reads dy; and kReadsX, true if it computes z.
+// `Terms` has Channel(c, first), which returns the Affine of channel c, whose first value in the
+// tile is `first`; Of(x, dy, this Affine), which returns the two terms of an element; kBackward,
+// true if it reads dy; and kComputesZ, true if it reads the scale and the offset of the Affine.
 
 namespace syncbn::cpu {
 namespace {
@@ -33,8 +33,8 @@ SYNCBN_INLINE void AddVector(const Terms& terms, const T* x, const T* dy, const 
   sums->second += second;
 }
 
-// Returns the terms of n elements, fewer than a vector. The terms of the other lanes are zero,
-// because moments subtract `fill` and gradients multiply by a dy of 0, or the caller ignores them.
+// Returns the terms of n elements, fewer than a vector. In the other lanes the terms of gradients
+// are 0, because dy is 0, and the terms of moments are 0 if `fill` is their center.
 // Inlining would double the code of every loop. Arguments are values, so sums stay in registers.
 template <typename Terms, typename T>
 SYNCBN_NOINLINE Pair<Doubles> TermsOfPart(Terms terms, const T* x, const T* dy, int64_t n, T fill,
@@ -99,26 +99,26 @@ void SumPlanes(const Terms& terms, const T* x, const T* dy, const Tile& tile, do
   }
 }
 
-// The numbers and sums of the columns of a row, padded to whole vectors.
-template <bool kReadsX>
+// The Affine and the two sums of each column of `Rows` (tile.inl), padded to whole vectors.
+template <bool kComputesZ>
 struct ColumnSums {
   static constexpr int64_t kSize = kMaxColumns + kDoubles;
   alignas(64) double center[kSize];
   alignas(64) double u[kSize];
   alignas(64) double v[kSize];
-  alignas(64) double scale[kReadsX ? kSize : 1];
-  alignas(64) double offset[kReadsX ? kSize : 1];
+  alignas(64) double scale[kComputesZ ? kSize : 1];
+  alignas(64) double offset[kComputesZ ? kSize : 1];
 };
 
-// Adds kRows rows of `n` columns from column j on, so that sums are loaded and stored once.
+// Adds kRows rows of `n` columns from column j on, and loads and stores the sums only once.
 template <int kRows, bool kFull, typename Terms, typename T>
 SYNCBN_INLINE void AddColumns(const Terms& terms, const T* x, const T* dy, int64_t stride,
-                              int64_t j, int64_t n, ColumnSums<Terms::kReadsX>* columns) {
+                              int64_t j, int64_t n, ColumnSums<Terms::kComputesZ>* columns) {
   Affine<Doubles> k = {};
   Pair<Doubles> sums;
   Load(columns->center + j, &k.center);
-  if (Terms::kReadsX) Load(columns->scale + j, &k.scale);
-  if (Terms::kReadsX) Load(columns->offset + j, &k.offset);
+  if (Terms::kComputesZ) Load(columns->scale + j, &k.scale);
+  if (Terms::kComputesZ) Load(columns->offset + j, &k.offset);
   Load(columns->u + j, &sums.first);
   Load(columns->v + j, &sums.second);
   for (int row = 0; row < kRows; ++row) {
@@ -131,7 +131,7 @@ SYNCBN_INLINE void AddColumns(const Terms& terms, const T* x, const T* dy, int64
   if (kFull) {
     Store(columns->u + j, sums.first);
     Store(columns->v + j, sums.second);
-  } else {  // the other lanes have sums of longer rows if this is the last row
+  } else {  // the other lanes are columns that a shorter last row lacks, or padding
     for (int64_t i = 0; i < n; ++i) {
       columns->u[j + i] = sums.first[i];
       columns->v[j + i] = sums.second[i];
@@ -141,7 +141,7 @@ SYNCBN_INLINE void AddColumns(const Terms& terms, const T* x, const T* dy, int64
 
 template <int kRows, typename Terms, typename T>
 void AddRows(const Terms& terms, const T* x, const T* dy, int64_t stride, int64_t width,
-             ColumnSums<Terms::kReadsX>* columns) {
+             ColumnSums<Terms::kComputesZ>* columns) {
   int64_t j = 0;
   for (; j + kDoubles <= width; j += kDoubles)
     AddColumns<kRows, true>(terms, x, dy, stride, j, kDoubles, columns);
@@ -153,13 +153,13 @@ void SumColumns(const Terms& terms, const T* x, const T* dy, const Tile& tile, d
                 double* sum_v) {
   const Rows rows = MakeRows(tile);
   const T* firsts = FirstOf(x, tile);
-  ColumnSums<Terms::kReadsX> columns;
+  ColumnSums<Terms::kComputesZ> columns;
   __builtin_memset(&columns, 0, sizeof(columns));
   ForEachColumn(rows, tile, [&](int64_t j, int64_t c) {
     const Affine<double> k = terms.Channel(c, firsts[c * tile.inner]);
     columns.center[j] = k.center;
-    if (Terms::kReadsX) columns.scale[j] = k.scale;
-    if (Terms::kReadsX) columns.offset[j] = k.offset;
+    if (Terms::kComputesZ) columns.scale[j] = k.scale;
+    if (Terms::kComputesZ) columns.offset[j] = k.offset;
   });
   constexpr int kRows = 8;
   x += rows.offset;
@@ -182,8 +182,8 @@ void SumColumns(const Terms& terms, const T* x, const T* dy, const Tile& tile, d
   });
 }
 
-// SumColumns also adds the sums of each column to a channel. For few rows that takes longer than
-// the shorter loops of SumPlanes.
+// SumColumns has longer loops than SumPlanes, but also adds the sums of each column to a channel.
+// If there are few rows, these additions take longer than the longer loops save.
 inline bool PrefersColumns(const Tile& tile) {
   return tile.inner < kMinPlane && (tile.inner < 16 || tile.outer_end - tile.outer_begin >= 16);
 }
@@ -201,11 +201,11 @@ void SumTile(const Terms& terms, const T* x, const T* dy, const Tile& tile, doub
 //
 //   u = x - first,  mean = first + sum(u) / n,  m2 = sum(u * u) - sum(u)^2 / n
 //
-// `first` is the first of the channel's n values in the tile. It is within sqrt(m2 * n / (n - 1))
+// `first` is the first of the channel's n values in the tile. It is within sqrt(m2 * (n - 1) / n)
 // of the mean, so m2 loses at most a factor of about n in precision, whatever the mean is.
 
 struct MomentTerms {
-  static constexpr bool kBackward = false, kReadsX = false;
+  static constexpr bool kBackward = false, kComputesZ = false;
 
   template <typename T>
   SYNCBN_INLINE Affine<double> Channel(int64_t /*c*/, T first) const {
@@ -242,13 +242,13 @@ ReduceTile PickMoments(const ReductionPass& pass) {
 
 template <Variant kVariant>
 struct GradientTerms {
-  static constexpr bool kBackward = true, kReadsX = kVariant == kLeakyOfX;
+  static constexpr bool kBackward = true, kComputesZ = kVariant == kLeakyOfX;
   const double *center, *scale, *offset;
   Slopes<Doubles> f;
 
   template <typename T>
   SYNCBN_INLINE Affine<double> Channel(int64_t c, T /*first*/) const {
-    return {center[c], kReadsX ? scale[c] : 0, kReadsX ? offset[c] : 0};
+    return {center[c], kComputesZ ? scale[c] : 0, kComputesZ ? offset[c] : 0};
   }
   SYNCBN_INLINE void Of(Doubles saved, Doubles dy, const Affine<Doubles>& k, Doubles* first,
                         Doubles* second) const {
