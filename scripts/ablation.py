@@ -32,8 +32,8 @@ GRIDS = [
 ]
 TINY = "--model FastSCNN --crop-size 64 --epochs 1 --images 4"
 QUICK = [(TINY, (2,), (1,), 1)]
-# train_segmentation.py's default is 0.1 for 8 images. Every run scales it linearly with
-# its batch (Goyal et al., arXiv:1706.02677).
+# The default learning rate of train_segmentation.py is 0.1, for 8 images. Every run
+# scales this rate linearly with its batch (Goyal et al., arXiv:1706.02677).
 RATE_PER_IMAGE = 0.1 / 8
 
 

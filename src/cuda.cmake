@@ -1,12 +1,12 @@
-# Adds the CUDA files to gluon_syncbn_objects if they can be built. Reads GLUON_SYNCBN_CUDA,
-# CMAKE_CUDA_ARCHITECTURES and GLUON_SYNCBN_CHECKS. Sets GLUON_SYNCBN_CUDA_ARCHITECTURES
-# ("75-real;90-virtual"), or leaves it empty and sets GLUON_SYNCBN_CUDA_MISSING to the reason.
+# Adds the CUDA files to gluon_syncbn_objects if they can be built. Sets for CMakeLists.txt
+# GLUON_SYNCBN_CUDA_ARCHITECTURES ("75-real;90-virtual") and architectures ("75-real 90-virtual").
+# Otherwise leaves these empty and sets GLUON_SYNCBN_CUDA_MISSING to the reason.
 set(GLUON_SYNCBN_CUDA_ARCHITECTURES "")
 set(GLUON_SYNCBN_CUDA_MISSING "")
 if(NOT DEFINED GLUON_SYNCBN_CUDA OR GLUON_SYNCBN_CUDA STREQUAL "")
   set(GLUON_SYNCBN_CUDA auto)
 endif()
-# Sanitizers check host code, and the native tests emulate CUDA.
+# Native tests, also with sanitizers, emulate CUDA. Errors have the reason after "because".
 if(GLUON_SYNCBN_SANITIZE OR GLUON_SYNCBN_BUILD_TESTS)
   set(GLUON_SYNCBN_CUDA_MISSING "it was built for native tests")
   return()
@@ -16,8 +16,8 @@ if(NOT GLUON_SYNCBN_CUDA)
   return()
 endif()
 
-# Lists CMAKE_CUDA_COMPILER or CUDACXX if it is set, else every nvcc that this machine has in PATH and
-# the usual folders.
+# Lists CMAKE_CUDA_COMPILER or CUDACXX if one of them is set, else every nvcc in PATH and the usual
+# folders.
 function(list_nvccs result)
   set(found ${CMAKE_CUDA_COMPILER})
   if(NOT found)
@@ -72,7 +72,7 @@ function(find_nvcc result reason)
       set(${reason} ${failures} PARENT_SCOPE)
       return()
     endif()
-    # The first line with an error, or `status` if nvcc could not be started.
+    # The first line with an error, or the status and all output if there is no such line.
     string(REGEX MATCH "[^\n]*(error|fatal|rror:)[^\n]*" line "${output}")
     if(NOT line)
       string(STRIP "${status} ${output}" line)
@@ -117,21 +117,21 @@ if(NOT nvcc)
                       "CUDAHOSTCXX to a host compiler that it accepts")
 endif()
 set(CMAKE_CUDA_COMPILER ${nvcc})
-# Python's packages have the libraries in lib; nvcc searches lib64.
+# NVIDIA's Python packages have the libraries in lib, but nvcc searches lib64.
 get_filename_component(nvcc_folder ${nvcc} DIRECTORY)
 string(APPEND CMAKE_CUDA_FLAGS " -L${nvcc_folder}/../lib")
 execute_process(COMMAND ${nvcc} --list-gpu-arch OUTPUT_VARIABLE known ERROR_QUIET)
 if(NOT CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
   choose_architectures("${known}")
 endif()
-# CMake's own error has forty lines, and does not list the architectures of this nvcc.
+# CMake's own error for an unknown architecture has forty lines, and does not list the known ones.
 foreach(architecture ${CMAKE_CUDA_ARCHITECTURES} $ENV{CUDAARCHS})
   string(REGEX MATCH "^[0-9]+" number ${architecture})
   if(number AND NOT known MATCHES "compute_${number}[^0-9]")
     string(REGEX MATCHALL "[0-9]+" numbers "${known}")
     list(JOIN numbers ", " numbers)
-    message(FATAL_ERROR "CUDAARCHS must be among ${numbers}, which ${nvcc} builds, "
-                        "got ${architecture}")
+    message(FATAL_ERROR "CUDAARCHS or CMAKE_CUDA_ARCHITECTURES must be among ${numbers}, which "
+                        "${nvcc} builds, got ${architecture}")
   endif()
 endforeach()
 enable_language(CUDA)
@@ -151,7 +151,7 @@ if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 11.2)
   target_compile_options(gluon_syncbn_objects PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--threads=2>")
 endif()
 # Headers and libraries must be nvcc's own; find_package(CUDAToolkit) may find another toolkit in
-# /usr. CMake links the static runtime by default, which we need: MXNet has another version.
+# /usr. CMake links the static runtime by default. We need it, because MXNet has another version.
 target_include_directories(gluon_syncbn_objects SYSTEM PUBLIC
                            ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 

@@ -1,8 +1,8 @@
 """Collectives over MPI: sums, comparisons and copies of values of all processes.
 
 A collective of mpi4py never times out, and does not report which ranks are missing. So
-all ranks first call `total`, which reports them. mpi4py sends only JSON and arrays,
-because a received pickle could run code.
+all ranks first call `total`, which reports them. Only JSON and arrays are sent, because
+a received pickle could run code.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def allgather(value: Any, name: str, timeout: float | None = None) -> list:
 def collectives(
     name: str, timeout: float | None = None, memory: Any = None
 ) -> Iterator[list]:
-    """Wait for the requests of MPI that the block appends to the list.
+    """Wait for the requests of MPI that the ``with`` block appends to the list.
 
     Raise MXNetError if another rank has failed, or if the requests are not done within
     the timeout. After any error all ranks fail, and `memory`, which MPI may still use,
@@ -138,7 +138,7 @@ def broadcast_parameters(net: Any, root: int = 0, timeout: float | None = None) 
     RuntimeError
         If a parameter is not initialized.
     mxnet.MXNetError
-        If not all processes call it within the timeout. The text names the ranks.
+        If a rank does not call this function in time. The text names the rank.
 
     Examples
     --------
@@ -230,7 +230,7 @@ def _copy(parameters, root, name, timeout):
     size = sum(value.nbytes for value in values)
     total(name, signature=f"root={root}, {size} bytes", timeout=timeout)
     with collectives(name, timeout) as requests:
-        for value in values:  # as bytes, because MPI has no float16
+        for value in values:  # sent as bytes, because MPI has no float16
             data = value.reshape(-1).view(np.uint8)
             requests.append(world().comm.Ibcast(data, root))
     if world().rank != root:

@@ -76,7 +76,7 @@ def push(
     """Make MXNet's engine call a C function once the arrays `read` are ready.
 
     Work that is queued later waits for this call before it uses the arrays `written`,
-    which must not contain an array twice. Python's `mx.engine` only sets bulk sizes.
+    which must not contain an array twice. MXNet's Python API cannot queue C functions.
     """
     place = (ctypes.c_int * 2)(context.device_typeid, context.device_id)
     lists = []
@@ -130,7 +130,7 @@ def array_of(values: np.ndarray, context: mx.Context) -> mx.nd.NDArray:
 
 
 def to_context(array: mx.nd.NDArray, context: mx.Context) -> mx.nd.NDArray:
-    """Return a copy on another context, or the array itself if it is there."""
+    """Return a copy on a context, or the array itself if it is already there."""
     if array.context == context:
         return array
     copied = mx.nd.empty(array.shape, context, array.dtype)

@@ -81,9 +81,9 @@ def set_parameter(
 
 
 def count_inputs(block: mx.gluon.Block) -> int | None:
-    """Return the largest number of inputs that a block takes; None without a limit."""
+    """Return the largest number of inputs of a block, or None if it has no limit."""
     if isinstance(block, BatchNormBase):
-        return 1  # although a SyncBatchNorm also takes a mask
+        return 1  # a mask of SyncBatchNorm is not counted
     if isinstance(block, mx.gluon.SymbolBlock):
         return len(block._cached_graph[0])
     forward, names = type(block).forward, {"self", "F", *block._reg_params}
@@ -123,7 +123,7 @@ def forget_graphs_with(parameters: Iterable) -> None:
     for block in gc.get_objects() if names else ():
         graph = graph_of(block) if issubclass(type(block), HybridBlock) else None
         if graph is not None and not names.isdisjoint(graph.list_inputs()):
-            # Another thread may run a net whose parameters have the same names.
+            # Another thread may run another net with the same names of parameters.
             own = set(map(id, block.collect_params().values()))
             if not own.isdisjoint(map(id, parameters)):
                 forget_graph(block)
@@ -147,7 +147,7 @@ def is_traced(leaves: Iterable) -> bool:
 
 
 def call_with_parameters(block: mx.gluon.HybridBlock, *inputs: Any) -> Any:
-    """Call a block's `_compute(F, *inputs, **parameters)` in Gluon 1 or 2."""
+    """Call a block's `_compute`, which Gluon 1 must also find as `hybrid_forward`."""
     if not IS_GLUON_2:
         return HybridBlock.forward(block, *inputs)
     context = inputs[0].context

@@ -1,8 +1,8 @@
 """Signals: handlers that are called later, and waits that Ctrl-C ends.
 
-A handler must not raise an exception in three places. Between the calls for two
-contexts, one context would lack the work that the other one waits for. While another
-thread calls MXNet, MXNet would crash. Inside an update, half a step would remain.
+The exception of a handler would do harm in three ways. It could leave one context
+without the work for which another context waits. It could make two threads call MXNet
+at once, which crashes MXNet. It could end a trainer's step in the middle.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class DeferredSignals:
     def wait(self, patience: int, function: Callable, *arguments: Any) -> Any:
         """Return the result of a function that a signal may interrupt.
 
-        The first `patience` SIGINTs wait for the section's end. Later SIGINTs, and
-        other signals, interrupt at once.
+        Up to `patience` SIGINTs are deferred to the section's end. One more SIGINT
+        calls the handlers of all. Handlers of other signals are called immediately.
         """
         try:
             self._patience = patience
@@ -93,7 +93,7 @@ class DeferredSignals:
 
     def _call_due(self):
         """Call the handlers that need not wait for the section's end."""
-        # A signal that arrives now waits, because it could interrupt this function.
+        # A signal that arrives now is only stored, so that calls here never nest.
         patience, self._patience = self._patience, None
         if patience is None:
             return
@@ -105,7 +105,7 @@ class DeferredSignals:
         self._patience = patience
 
 
-# The thread of a section may not exist in a child process.
+# A child process may lack the thread whose section was open at the fork.
 os.register_at_fork(after_in_child=partial(setattr, DeferredSignals, "_open", None))
 
 
@@ -121,15 +121,15 @@ def _call_all(deferred):
 
 # ---- Ctrl-C.
 
-_PATIENCE = 1.5  # seconds
+_SECONDS = 1.5  # how long a wait may last after Ctrl-C
 
 
 def watch_ctrl_c() -> None:
     """Start a thread that ends the wait of a layer after Ctrl-C.
 
-    Python calls no handler while the main thread waits inside MXNet for a layer. But it
-    writes the signal's number to the wakeup descriptor at once, unless another library
-    uses that descriptor.
+    Python calls no handler while the main thread waits inside MXNet for a layer. But
+    Python immediately writes the signal's number to the wakeup descriptor, which this
+    thread reads. If another library uses that descriptor, no thread is started.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -157,8 +157,8 @@ def _listen(descriptor):
         if signal.SIGINT not in os.read(descriptor, 4096):
             continue
         position = _position()
-        time.sleep(_PATIENCE)
-        if position == _position() and load().gluon_syncbn_longest_wait() > _PATIENCE:
+        time.sleep(_SECONDS)
+        if position == _position() and load().gluon_syncbn_longest_wait() > _SECONDS:
             reason = (
                 "Ctrl-C ended the wait. Before the next step call "
                 "gluon_syncbn.recover()."

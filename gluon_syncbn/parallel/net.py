@@ -1,4 +1,4 @@
-"""Make a net run on several devices like a net on one, and undo that."""
+"""Make a single-device net run on several devices, and undo this."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def make_parallel(
     rounding, except for Dropout, which draws other numbers. Batches may have any number
     of rows: shards differ by one row at most, and devices that get no row are skipped.
 
-    `net` is modified in place and returned. It keeps its class, children, parameters,
-    their names and files. Its ``initialize`` and ``load_parameters`` use its devices if
-    no ``ctx`` is given, and files get the values of the first device.
+    `net` is modified in place and returned. It keeps its class, children, parameters
+    and parameter names. ``initialize`` and ``load_parameters`` use `ctx` by default.
+    ``save_parameters`` and ``export`` save the values of the first device.
     :func:`revert_parallel` undoes the call. Another call with the same `ctx` returns
     `net` as it is.
 
@@ -96,14 +96,14 @@ def make_parallel(
     **Results** keep their nesting. Arrays are joined along `batch_axis` on the first
     device. Other objects are the first device's. If results are large, put net and loss
     into one Block that returns one value per row, and make that parallel. An array with
-    another number of rows than the batch raises ValueError. If all devices have equally
-    many rows, the first call with such inputs runs the net once more to check this, on
-    two or three rows and the first device, without a change of running statistics.
+    another number of rows than the batch raises ValueError. If all devices get equally
+    many rows, an output may have as many by chance. To detect this, the first calls
+    also run the net on two or three rows, without a change of running statistics.
 
     **Gradients** of the whole batch are on every device after ``backward``, so clipping
     and optimizers need no change. Another thread may call ``backward``. Arguments with
-    ``attach_grad`` also get their gradients. ValueError is raised if the net reads a
-    variable that is neither an argument nor a parameter, if the loss uses an array that
+    ``attach_grad`` also get their gradients. ValueError is raised if the net reads an
+    array with ``attach_grad`` that is not an argument, if the loss uses an array that
     the net computed but did not return, and by ``autograd.grad``.
 
     ``mx.random.seed`` seeds initialization and Dropout on all devices. Inside a

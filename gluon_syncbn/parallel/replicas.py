@@ -41,7 +41,7 @@ def only_participants(
 ) -> Iterator[None]:
     """Make SyncBatchNorm layers wait only for these contexts in training.
 
-    The other contexts get the running statistics of the first one. If `is_isolated`,
+    The other contexts get the running statistics of `contexts[0]`. If `is_isolated`,
     the layers ignore other processes. Layers number their calls when they run, so this
     function waits for pending work before and after the ``with`` block.
     """
@@ -55,7 +55,7 @@ def only_participants(
             try:
                 mx.nd.waitall()
             finally:
-                # Other layers may have finished before a failure.
+                # A layer that finished before an error has new statistics to copy.
                 for layer in layers:
                     _set_participants(layer, [], False)
                 for layer in layers:

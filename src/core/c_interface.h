@@ -1,5 +1,5 @@
-// Lists the signatures of C functions that Python calls, which Python compares with its ctypes
-// declarations, and converts exceptions to texts.
+// A macro and templates for C functions that Python calls. They list the signatures, which Python
+// compares with its ctypes declarations, and convert C++ exceptions to texts.
 #pragma once
 #include <exception>
 #include <string>

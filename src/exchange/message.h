@@ -1,6 +1,6 @@
 // The messages between processes, their bytes, and all checks of received messages. All processes
 // run one build on one kind of machine, so numbers are sent as they are in memory. The first eight
-// bytes identify the format.
+// bytes identify the format. exchange.h describes the tree of ranks.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -12,10 +12,10 @@
 namespace syncbn {
 
 enum class MessageKind : int32_t {
-  kPart,    // the parent gets key, signature, ranks, and the numbers of the sender's subtree
-  kResult,  // a child rank gets key and the reduced numbers
-  kFail,    // all ranks get the text of the sender's failure
-  kLeave,   // all ranks get it last, because the sender's program ends
+  kPart,    // key, signature, ranks and numbers of the sender's subtree, sent to its parent rank
+  kResult,  // key and the reduced numbers, sent to a child rank
+  kFail,    // the text of the sender's failure, sent to all ranks
+  kLeave,   // the sender's last message, sent to all ranks
 };
 
 struct Message {
@@ -29,13 +29,13 @@ struct Message {
 
 Bytes Encode(const Message& message);
 
-// Returns the message that rank `from` of `size` has sent to `rank`. A part without ranks gets all
-// ranks. Throws Error if Encode cannot have made the bytes, or if a part is not from a child.
+// Returns the message of rank `from` to rank `rank`, of `size`. Empty `ranks` of a kPart become all
+// ranks. Throws Error if Encode cannot have made the bytes, or if a kPart is not from a child.
 Message Decode(const Bytes& bytes, int from, int rank, int size);
 
-// Throws Error for a second part of `from` and for a part after the reduction.
+// Throws Error if the exchange already has a part of rank `from` or has sent a part to the parent.
 void CheckPart(const Exchange& exchange, int from);
-// Throws Error for a result that is not the parent's answer. No exchange is pending if it is null.
+// Throws Error if `exchange` is null (none is pending) or does not wait for this result of `from`.
 void CheckResult(const Exchange* exchange, int from, const Message& result);
 
 }  // namespace syncbn

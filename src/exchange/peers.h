@@ -1,4 +1,4 @@
-// The other processes of the program, and the messages to and from them. A Table's mutex guards it.
+// The other processes and their messages. Table (table.h) calls Peers with a locked mutex.
 #pragma once
 #include <memory>
 #include <set>

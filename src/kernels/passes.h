@@ -35,8 +35,8 @@ struct PassInput {
   const double* offset = nullptr;
 };
 
-// Two results for each channel: the mean and the sum of squared deviations of x, which need no
-// per-channel arrays, or the sums of dz and of dz * xmu.
+// Two results for each channel. LocalMoments computes the mean and the sum of squared deviations of
+// x without `mean`, `scale` and `offset`. BackwardSums computes the sums of dz and of dz * xmu.
 struct ReductionPass : PassInput {
   double* first = nullptr;
   double* second = nullptr;

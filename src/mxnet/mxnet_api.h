@@ -77,7 +77,7 @@ class NDArray {
 
   NDArrayHandle Handle() const { return handle_.get(); }
 
-  // The array must be an argument of an operator: then its data are ready and its dtype is checked.
+  // View neither waits for data nor checks the dtype, so the array must be an operator's argument.
   Tensor View() const {
     Tensor tensor;
     int ndim = 0, dtype = 0;
@@ -109,15 +109,15 @@ int Callback(const Body& body) {
   return 1;
 }
 
-// Makes an operator, which has the argument `array`, fail with an MXNetError. Blocks until the
-// operators that failed before have completed.
+// Makes the operator that has the argument `array` fail with an MXNetError. Blocks until operators
+// that failed before have completed.
 void FailOperator(NDArray array, const std::string& text);
 
-// Must be called once, before the first operator is created.
+// Enlarges MXNet's list of errors, see engine.cc. Call it once, before the first operator exists.
 void ReserveErrors();
 
-// Runs body(the arrays `handles`) of a callback for forward or backward, which MXNet calls on its
-// threads for custom operators. Frees the arrays. Returns 1.
+// Runs `body` with the arrays `handles` in a callback for forward or backward. MXNet calls the
+// callback on its threads for custom operators. Frees the arrays. Returns 1.
 template <typename Body>
 int OperatorCallback(int size, void** handles, const Body& body) {
   std::vector<NDArray> arrays(handles, handles + size);
@@ -129,7 +129,7 @@ int OperatorCallback(int size, void** handles, const Body& body) {
   return 1;
 }
 
-// An Allocator.
+// An Allocator as in op/backend.h.
 std::shared_ptr<void> AllocateFromMxnet(const Device& device, MemoryKind kind, size_t bytes);
 
 // Blocks until MXNet has no pending work.

@@ -1,5 +1,5 @@
-// Tests the CPU kernels by kernel_tests.h, and that their results have the same bits for any number
-// of threads. CMake registers the test once for each instruction set.
+// Runs kernel_tests.h for the CPU kernels, and tests that three threads and one thread compute the
+// same bits. CMake registers the test once for each instruction set.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -50,8 +50,8 @@ void TestSameBits() {
   CHECK_EQ(status, 0);
 }
 
-// Outputs of 8 MiB or more bypass the caches. Planes of odd lengths begin at every alignment; rows
-// of channels are aligned to vectors or not.
+// Outputs of 8 MiB or more bypass the caches. Planes of odd lengths begin at every alignment. Rows
+// of 128 channels are whole SIMD vectors, but rows of 130 channels are not.
 void TestStreamedStores() {
   const test::Fusion leaky{{syncbn::Function::kLeakyRelu, 0.01}, false};
   for (DType dtype : {DType::kFloat32, DType::kFloat64}) {
@@ -67,7 +67,7 @@ void TestStreamedStores() {
 int main() {
   setenv("OMP_NUM_THREADS", "3", 1);
   TestSameBits();
-#if !defined(__SANITIZE_THREAD__)  // TestSameBits has run all passes
+#if !defined(__SANITIZE_THREAD__)  // TestSameBits is enough for the thread sanitizer
   std::cout << cpu::InstructionSet() << std::endl;
   if (cpu::InstructionSet() != std::string("generic")) TestStreamedStores();
   const std::vector<Layout> layouts = {

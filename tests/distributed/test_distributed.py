@@ -14,13 +14,13 @@ from support.mpi import in_turns, needs_mpi, run_ranks
 pytestmark = [needs_mpi, pytest.mark.timeout(150)]
 
 PROGRAMS = {
-    # A layer of a group has the group's mean and variance.
+    # A layer of a group has the group's mean.
     "groups": """
 def running_mean(group, contexts=1):
     contexts = [mx.cpu(i) for i in range(contexts)]
     layer = SyncBatchNorm(in_channels=1, momentum=0, group=group)
     layer.initialize(ctx=contexts)
-    # This call raises the error, which Devices.map would send to the other ranks.
+    # A wrong group is an error here. Devices.map would send it to the other ranks.
     gluon_syncbn.layer.synchronization.ranks_of(layer._sync.settings.group, layer.name)
     devices = Devices(contexts)
     with autograd.train_mode():
@@ -84,11 +84,11 @@ trainer = distributed.Trainer(net, 'sgd', {'learning_rate': 0.5, 'momentum': 0.5
 weights, momenta = np.ones(3), np.zeros(3)
 for used in (0, 1, 2), (1, 0, 1), (0, 0, 0), (2, 0, 0):
     gradients = np.zeros(3)
-    for other, k in enumerate(used):
-        gradients[k] += (1 + other) / 4
-    used_by_one = gradients > 0
-    momenta[used_by_one] = (momenta / 2 - gradients / 2)[used_by_one]
-    weights[used_by_one] += momenta[used_by_one]
+    for each_rank, k in enumerate(used):
+        gradients[k] += (1 + each_rank) / 4
+    is_used = gradients > 0
+    momenta[is_used] = (momenta / 2 - gradients / 2)[is_used]
+    weights[is_used] += momenta[is_used]
     with autograd.record():
         loss = net[used[rank]](nd.full((1, 1), 1 + rank, ctx=contexts[rank % 2]))
     loss.backward()
@@ -97,7 +97,7 @@ for used in (0, 1, 2), (1, 0, 1), (0, 0, 0), (2, 0, 0):
         found = [layer.weight.data(context).asnumpy().item() for layer in net]
         assert found == weights.tolist(), (used, found, weights)
 """,
-    # Other ranks get no error, so they continue.
+    # The ranks without the failure get no error and continue.
     "a failure in prediction": """
 layer = SyncBatchNorm(in_channels=1)
 layer.initialize()
@@ -107,8 +107,8 @@ def mean_of_training():
         layer(nd.full((2, 1), 10 * rank)).wait_to_read()
     return layer.running_mean.data().asnumpy().item()
 
-of_batch = 5 * (size - 1)
-assert abs(mean_of_training() - 0.1 * of_batch) < 1e-5
+batch_mean = 5 * (size - 1)
+assert abs(mean_of_training() - 0.1 * batch_mean) < 1e-5
 if rank == 1:
     used = layer.gamma, layer.beta, layer.running_mean, layer.running_var
     gamma, beta, mean, var = (p.data().as_nd_ndarray() for p in used)
@@ -118,18 +118,18 @@ if rank == 1:
     y = mx.nd.Custom(*inputs, **names)
     assert 'valid rows' in error_of(y.wait_to_read)
     gluon_syncbn.recover()
-assert abs(mean_of_training() - 0.19 * of_batch) < 1e-5
+assert abs(mean_of_training() - 0.19 * batch_mean) < 1e-5
 """,
 }
 
 
-def test_numbers_of_three_ranks():
+def test_programs_on_three_ranks():
     run_ranks(3, in_turns(PROGRAMS))
 
 
 @pytest.mark.parametrize("length", range(1, 14))
 def test_samplers_of_all_ranks_have_equally_many_batches(length, monkeypatch):
-    """They draw all samples, and repeat rows only where a rank would get none."""
+    """Samplers draw all samples, and repeat one only for a rank that would get none."""
     shards = []
     for rank in range(3):
         world = partial(SimpleNamespace, rank=rank, size=3)
@@ -152,7 +152,7 @@ from gluon_syncbn import check_replicas, make_parallel, recompute_statistics
 from gluon_syncbn.native import failures
 from support.helpers import assert_near, cpus, value
 
-# The rows of each rank's batches on each of its contexts.
+# The numbers of rows of each rank's batches. The innermost lists are summed.
 rows = [[[3, 2], [4], [1]], [[2], [5], [3]]]
 rng = np.random.default_rng(5)
 shards = [[rng.normal(3, 2, (sum(n), 3)) for n in of_rank] for of_rank in rows]
@@ -167,7 +167,7 @@ def assert_moments(layer, elements):
 
 RECOMPUTING = {
     # A context of rank 0 has no row in the last batch.
-    "batches of their own": """
+    "different batches": """
 contexts = cpus(2 if rank == 0 else 1)
 layer = nn.BatchNorm(in_channels=3)
 layer.cast('float64')
@@ -178,16 +178,16 @@ assert_moments(layer, np.concatenate(sum(shards, [])))
 check_replicas(net)
 assert type(layer) is nn.BatchNorm
 """,
-    # All ranks get the error at once, and can go on.
-    "other numbers of batches": """
+    # Every rank raises an error and can continue.
+    "different numbers of batches": """
 batches = [nd.array(x, dtype='float64') for x in shards[rank]]
-for few in 0, 1:
+for short_rank in 0, 1:
     layer = SyncBatchNorm(in_channels=3)
     layer.cast('float64')
     layer.initialize()
-    own = batches[1:] if rank == few else batches
-    text = error_of(recompute_statistics, layer, own)
-    assert f'2 on rank {few}' in text and f'rank {1 - few}' in text, text
+    given = batches[1:] if rank == short_rank else batches
+    text = error_of(recompute_statistics, layer, given)
+    assert f'2 on rank {short_rank}' in text and f'rank {1 - short_rank}' in text, text
     mean, var = statistics(layer)
     assert (mean == 0).all() and (var == 1).all()
 recompute_statistics(layer, batches)
@@ -219,7 +219,7 @@ layer = SyncBatchNorm(in_channels=3)
 layer.initialize()
 text = error_of(recompute_statistics, layer, batches())
 assert text == 'gone' if rank == 1 else 'ValueError: gone' in text, text
-failures.give_up("errors in flight")
+failures.give_up("the expected error was raised")
 mean, var = statistics(layer)
 assert (mean == 0).all() and (var == 1).all()
 """,
@@ -230,7 +230,7 @@ def test_ranks_recompute_and_compare():
     run_ranks(2, STATISTICS + in_turns(RECOMPUTING))
 
 
-def test_a_rank_that_recomputes_meets_no_training_step():
+def test_recomputing_while_another_rank_trains_times_out():
     program = """
 gluon_syncbn.set_timeout(2)
 layer = SyncBatchNorm(in_channels=1, momentum=0)
@@ -243,7 +243,7 @@ def train():
 batches = [nd.full((2, 1), 1000)]
 text = error_of(recompute_statistics, layer, batches) if rank == 0 else error_of(train)
 assert 'recompute_statistics' in text and 'Missing: rank 1' in text, text
-failures.give_up('errors in flight')
+failures.give_up('the expected error was raised')
 assert statistics(layer) == (0, 1)
 """
     run_ranks(2, STATISTICS + program)

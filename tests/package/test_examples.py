@@ -1,7 +1,4 @@
-"""Every program in examples/ runs with small sizes, as its first lines describe.
-
-The tests check the printed output.
-"""
+"""Run every program in examples/ briefly, and check its output and its files."""
 
 import re
 import sys
@@ -16,7 +13,7 @@ EXAMPLES = ROOT / "examples"
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch, tmp_path):
-    """Run programs in an empty folder, with a checkout that is not installed."""
+    """Run programs in a temporary folder, where PYTHONPATH finds the package."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.chdir(tmp_path)
@@ -49,7 +46,7 @@ def test_deeplab_learns_pictures_of_a_folder(tmp_path):
 
     (tmp_path / "images").mkdir()
     (tmp_path / "labels").mkdir()
-    for k in range(3):  # batches of two and of one
+    for k in range(3):  # a batch of two pictures and a batch of one
         labels = np.zeros((40, 60), np.uint8)
         labels[:, 10 * k + 10 :] = 1
         labels[0] = 255

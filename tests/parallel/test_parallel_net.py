@@ -1,4 +1,4 @@
-"""make_parallel returns the net itself: its children, files, copies and parents."""
+"""Nets of make_parallel, with their children, files, copies and parents."""
 
 import copy
 import gc
@@ -73,7 +73,7 @@ def test_a_parallel_net_is_the_net_itself(devices):
         net(nd.ones(shape))
 
 
-@gluon_1_only("SymbolBlock")
+@gluon_1_only("blocks of Gluon 2 take no symbols")
 def test_layers_that_were_reverted_are_converted_by_the_next_training_call():
     net, x = nn.HybridSequential(), mx.sym.var("x")
     net.add(nn.Dense(3, in_units=2), nn.BatchNorm(in_channels=3))
@@ -85,7 +85,7 @@ def test_layers_that_were_reverted_are_converted_by_the_next_training_call():
     assert len(synchronized_layers(net)) == 1
 
 
-@gluon_1_only("its nets hold weak references, which are not copied")
+@gluon_1_only("nets of Gluon 2 hold weak references, which are not copied")
 @pytest.mark.parametrize("copied", [copy.deepcopy, "pickle"])
 def test_copies_are_parallel_nets_of_their_own(copied):
     plain, net = started(Normalized(), None), started(Normalized(), cpus(2))
@@ -105,7 +105,7 @@ def test_copies_are_parallel_nets_of_their_own(copied):
 @pytest.mark.parametrize("parent_is", ["parallel", "plain"])
 @pytest.mark.parametrize("mode", MODES)
 def test_in_a_parent(parent_is, mode):
-    """A parent that is parallel over the same devices calls the net with shards."""
+    """A parallel parent calls the net with shards, a plain one with whole batches."""
     results = []
     for contexts in cpus(2), None:
         child, parent = started(Normalized(), contexts), nn.HybridSequential()
@@ -117,9 +117,9 @@ def test_in_a_parent(parent_is, mode):
     assert_same(*results)
 
 
-@gluon_1_only("a trace does not know whether it is for training")
+@gluon_1_only("traces of Gluon 2 do not show whether they are for training")
 def test_a_hybridized_parent_predicts_on_one_device_and_refuses_to_train():
-    """Its graph may exist before make_parallel, or be made by a prediction."""
+    """The parent may have been traced before make_parallel, or in a prediction."""
     plain, net = (started(Net(dense()), None) for _ in range(2))
     parent, right = nn.HybridSequential(**prefixed("outer_")), 2 * plain(array(X))
     parent.add(net, Double())
@@ -137,9 +137,9 @@ def test_a_hybridized_parent_predicts_on_one_device_and_refuses_to_train():
     assert_same(train(parent), train(plain_parent))
 
 
-@gluon_1_only("names of parameters are not unique")
+@gluon_1_only("parameters of Gluon 2 have no unique names")
 def test_a_net_with_equal_names_keeps_its_graph(devices):
-    """Another thread, where Gluon gives the same names, may be running it."""
+    """Another thread, where Gluon gives the same names, may be running that net."""
     one, other = (nn.Dense(2, in_units=2, prefix="same_") for _ in range(2))
     other.initialize()
     other.hybridize()
@@ -212,14 +212,14 @@ def test_nets_that_share_parameters(devices):
     other = sharing(net, nn.Dense, units=1, use_bias=False, in_units=1)
     make_parallel(other, devices.contexts)
     differentiate(lambda x: net(x) + 10 * other(x[:1]), column(1, 2))
-    assert weight_gradient(net) == 3 + 2 * 10  # the sum is over rows
+    assert weight_gradient(net) == 3 + 2 * 10  # 10 * other(x[:1]) is added to both rows
     revert_parallel(net)
     assert other(column(1, 2)).shape == (2, 1)
     with pytest.raises(ValueError, match=r"cpu\(2\).* cpu\(0\)"):
         make_parallel(net, cpus(2, first=2))
 
 
-def test_devices_without_a_row_get_statistics_beside_a_failure():
+def test_devices_without_a_row_get_statistics_after_another_layers_error():
     norms, divisors = [nn.BatchNorm(in_channels=1) for _ in range(2)], [0, 1]
     net = nn.Sequential()
     net.add(norms[0], nn.Lambda(lambda x: x / divisors[-1]), norms[1])
@@ -243,7 +243,8 @@ def count_functions(devices, call):
     folder, frames = str(Path(gluon_syncbn.__file__).parent), {}
 
     def note(frame, event, _):
-        # A generator's frame is entered several times, a comprehension's not always.
+        # A generator enters its frame several times. Newer Pythons make no frame for a
+        # comprehension, so comprehensions do not count.
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(folder):
             if not code.co_name.endswith(("comp>", "genexpr>")):
@@ -265,7 +266,7 @@ def count_functions(devices, call):
 
 
 def test_a_step_enters_few_functions():
-    """The net has three layers; Gluon looks up each parameter on each context."""
+    """The limits are for three layers and two contexts."""
     net = nn.HybridSequential()
     net.add(nn.Dense(4), nn.BatchNorm(), nn.Dense(1))
     net = make_parallel(net, cpus(2))
@@ -286,12 +287,10 @@ def test_a_step_enters_few_functions():
     mx.nd.waitall()
 
 
-# ---- undoing it ----------------------------------------------------------------------
+# ---- revert_parallel -----------------------------------------------------------------
 
 
 class Twice(nn.Dense):
-    """A layer whose `forward` was replaced before."""
-
     def __init__(self):
         super().__init__(1, use_bias=False, in_units=1)
         self.forward = self.twice
@@ -300,7 +299,7 @@ class Twice(nn.Dense):
         return 2 * nn.Dense.forward(self, x)
 
 
-def test_undone_it_is_what_it_was(devices):
+def test_a_reverted_net_is_what_it_was(devices):
     net = Twice()
     before = dict(vars(net))
     make_parallel(net, devices.contexts).initialize(mx.init.One())
@@ -336,7 +335,7 @@ def test_files_have_the_bits_of_the_first_device(tmp_path):
     net.hybridize()
     x, others = nd.random.normal(shape=(5, 3)), nd.random.normal(shape=(5, 99))
     y = net(x, [others], None)
-    # Gluon would save the mean, which may differ from three equal numbers.
+    # Gluon would save the devices' mean, which may differ from three equal numbers.
     weight = net.dense.weight
     mean = type(weight)._reduce(weight)
     assert (mean != weight.data(mx.cpu(0))).asnumpy().any()

@@ -1,4 +1,4 @@
-"""The benchmarks and the ablation, end to end in a tiny size.
+"""The benchmarks and the ablation, end to end with tiny sizes.
 
 Nothing is asserted about times: on a busy machine they mean nothing.
 """
@@ -60,7 +60,7 @@ def test_a_quick_ablation_is_made_once(tmp_path):
         run = json.loads(path.read_text())
         assert len(run["epochs"]) == 1 and run["diverged"] is None
         assert run["settings"]["lr"] == 0.025 and run["test_images"] == 4
-        # Statistics of the batch and recomputed ones are other functions of the images.
+        # Running, batch and recomputed statistics differ, so their scores differ.
         scores = {scores["mean_iou"] for scores in run["test"].values()}
         assert len(scores) == 3 and all(0 <= score <= 1 for score in scores)
     second = run_tool(*command, "--results", tmp_path)

@@ -105,7 +105,7 @@ def whole(shards):
 def copy_parameters(net, other):
     pairs = zip(other.collect_params().values(), net.collect_params().values())
     for parameter, given in pairs:
-        # A deferred parameter keeps the array.
+        # A deferred parameter keeps its argument, so the argument is a copy.
         parameter.set_data(given.data().copy())
 
 
@@ -118,7 +118,7 @@ def values(net, index=0):
 
 
 def summed_grad(parameter):
-    """Return the whole batch's gradient: a parallel net's, else the devices' sum."""
+    """Return the gradient of the whole batch, which may be summed already."""
     first, *others = (g.asnumpy().astype(np.float64) for g in parameter.list_grad())
     if is_summed(parameter):
         assert all((other == first).all() for other in others)
@@ -135,7 +135,7 @@ def assert_near(
 
 
 def assert_all_near(results, expected, dtype="float64", count=1, scale=1.0):
-    """Compare lists; sums have terms up to `scale` times the largest value (or 1)."""
+    """Compare lists of arrays. `scale` is a multiple of an array's largest value."""
     assert len(results) == len(expected)
     for result, right in zip(results, expected):
         largest = max(1.0, abs(right).max())
@@ -159,12 +159,12 @@ _kept = []  # keeps arrays alive for queued work
 
 @CFUNCTYPE(None, c_void_p, c_void_p)
 def _write_two(_, array):
-    time.sleep(0.2)  # meanwhile a test that does not wait would read
+    time.sleep(0.2)  # code that does not wait would read the old values meanwhile
     cast(array, py_object).value[:] = 2
 
 
 def write_from_within(array):
-    """Queue work that writes the number 2, although MXNet is told that it only reads.
+    """Queue work that is declared to only read an array, but writes 2 to the array.
 
     oneDNN's convolution changes the layout of its weight in the same way in inference.
     """

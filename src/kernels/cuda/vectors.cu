@@ -1,4 +1,4 @@
-// Each element has a thread, and each vector a row of blocks.
+// Copies several vectors in one launch. Each vector has equally many consecutive blocks.
 #include <algorithm>
 
 #include "core/error.h"
