@@ -144,7 +144,6 @@ def break_long_names(app, pagename, templatename, context, doctree):
 
 
 def visit_math(translator, node):
-    """Write a formula as MathML."""
     inline = node.tagname == "math"
     formula = latex2mathml.tex2mathml(node.astext(), inline=inline)
     translator.body.append(formula if inline else f'<div class="math">{formula}</div>')
@@ -152,7 +151,6 @@ def visit_math(translator, node):
 
 
 def setup(app):
-    """Register the functions above. Sphinx calls this function."""
     app.connect("source-read", read_outer_pages)
     app.connect("html-page-context", break_long_names)
     app.add_node(nodes.image, override=True, html=(visit_image, depart_image))

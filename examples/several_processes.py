@@ -3,7 +3,7 @@
     mpirun -n 2 python examples/several_processes.py
 
 Each process trains on its share of every batch. Statistics and gradients are computed
-over all processes, so all of them end with the same parameters.
+over all processes, so all processes end with the same parameters.
 """
 
 import argparse

@@ -67,7 +67,8 @@ def train(args, folder, log):
             log.append({"train_loss": engine.train_epoch(bar, epoch)})
             log[-1].update(engine.evaluate(val))
         if not np.isfinite([*log[-1].values()]).all():
-            raise UserError(f"Lower --lr, or label pixels (--ignore-label): {log[-1]}.")
+            advice = "Lower --lr, or label pixels if none has a label (--ignore-label)."
+            raise UserError(f"Results must be finite, got {log[-1]}. {advice}")
         if is_writer:
             model.save(folder, engine, classes, log)
             scores = (f"{key} {value:.4f}" for key, value in log[-1].items())

@@ -1,13 +1,13 @@
-"""A recorded call of a net on devices, whose arguments and results are detached.
+"""A recorded call of a net on devices. Its graphs are cut from the caller's graph.
 
-    caller's graph   inputs                            join(cut leaves + zeros) -> loss
+    caller's graph   inputs                              join(cut leaves) -> loss
                        |                                         |
     ----- cut -----  detached shards                         detached outputs
                        |                                         |
     device graphs    device inputs  ----- the net ----->  device outputs
 
-Backward computes the gradients of the cut leaves in the caller's graph and continues
-in each device's graph. If inputs have gradients, it continues in the caller's graph.
+Backward computes gradients of the cut leaves (the detached outputs), continues in the
+devices' graphs, and then, if inputs have gradients, in the graph that computed them.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class _DeviceOperators(NamedTuple):
     """Operators that devices have recorded, on which a loss must not depend."""
 
     net: str
-    ends: list  # results of two operators, recorded before and after these
-    variables: set  # names of all variables that their results may depend on
+    ends: list  # result of an operator recorded before these, and of one recorded after
+    variables: set  # names of all variables that these operators may depend on
 
 
-# A net may keep an array after its call. The latest 100 calls are checked.
+# The operators of the latest 100 calls. A net may have kept their results for a loss.
 _device_operators: Any = collections.deque(maxlen=100)
 
 
@@ -76,7 +76,7 @@ def _check_only_outputs(heads, names):
 
 
 class RecordedCall:
-    """A recorded call of a net, which lives as long as the caller's graph."""
+    """A recorded call of a net. It lives as long as the graph of its outputs."""
 
     def __init__(
         self,
@@ -87,10 +87,10 @@ class RecordedCall:
     ) -> None:
         self.parameters, self._net = parameters, net
         self._devices, self._shards = devices, shards
-        self.splits_batch = shards.axis is not None  # False in a plain loop
+        self.splits_batch = shards.axis is not None  # else the caller does
         self._begin = graphs.record_operator()
-        # Backward starts from these views. MXNet accepts neither a variable nor a
-        # second occurrence of an array as the start.
+        # Backward uses these views as heads. MXNet accepts no variable as a head, and
+        # uses only one gradient of a repeated head.
         self.inputs = [x.reshape(x.shape) for x, *_ in shards.recorded]
         per_device = zip(*(column for _, column, _ in shards.recorded))
         named = [dict(zip(graphs.names_of(xs), xs)) for xs in per_device]
@@ -99,7 +99,7 @@ class RecordedCall:
         self.heads: list = []  # the devices' outputs that the latest backward reached
 
     def join(self, outputs: Sequence, known: dict) -> list:
-        """Join the devices' outputs in the caller's graph, which keeps this object.
+        """Join the devices' outputs in the caller's graph. It keeps this object alive.
 
         `known` is a cache, {context: names of the parameters' variables}.
         """
@@ -156,9 +156,10 @@ class RecordedCall:
     def backward(
         self, cut_gradients: dict, adding: Callable, train_mode: bool
     ) -> tuple[list, list]:
-        """Run backward through the devices' graphs, each in its thread.
+        """Run backward through each device's graph, in the device's thread.
 
-        Return the inputs that have gradients, and their gradients.
+        `adding` is `ParameterGradients.adding`. Return the inputs that have gradients,
+        and their gradients.
         """
 
         def backward_on(context, outputs, names, inputs):
@@ -193,7 +194,7 @@ def variables_on(context: mx.Context, parameters: Iterable) -> set[str | None]:
 
 
 def _without_duplicates(leaves):
-    names, views = set(), []  # MXNet keeps only one gradient of a head
+    names, views = set(), []  # MXNet uses only one gradient of a repeated head
     for leaf, name in zip(leaves, graphs.names_of(leaves)):
         is_duplicate = name is not None and name in names
         views.append(leaf.reshape(leaf.shape) if is_duplicate else leaf)

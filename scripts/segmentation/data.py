@@ -51,7 +51,7 @@ class Split:
 
 
 class Digits(Split):
-    """Scenes of four handwritten digits from scikit-learn; each split has its own."""
+    """Scenes of four handwritten digits from scikit-learn. Splits share no image."""
 
     classes = ["background", *map(str, range(10))]
 
@@ -91,7 +91,7 @@ class Folder(Split):
         if len(self.classes) < 2:
             raise UserError("--class-names must name at least 2 classes, as in A,B.")
         if not images:
-            raise UserError(f"{root}/images/{name} must contain images, got none.")
+            raise UserError(f"{root}/images/{name} or VOC's {name}.txt has no images.")
         pairs = [(path, labels / f"{path.stem}.png") for path in images]
         super().__init__(name, args, pairs)
 
@@ -119,7 +119,7 @@ def read(path, is_label=False):
         picture.load()
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise UserError(f"The image {path} cannot be read: {error}.") from None
-    if picture.mode[0] in "IF" and not is_label:  # convert() would clip them to white
+    if picture.mode[0] in "IF" and not is_label:  # convert() would clip values
         raise UserError(f"The image {path} must have 8 bits, got mode {picture.mode}.")
     return np.asarray(picture if is_label else picture.convert("RGB"))
 

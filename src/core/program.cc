@@ -1,5 +1,5 @@
-// The locator is a Python function and needs the GIL. A thread that forks may hold the GIL and
-// wait for the caller of WhereProgramStands. So a separate thread calls the locator.
+// SetLocator's function runs Python code, which needs the GIL. A thread that forks may hold the GIL
+// and wait for the caller of WhereProgramStands. So a separate thread calls the function.
 #include "core/program.h"
 
 #include <atomic>

@@ -1,5 +1,4 @@
-// The functions are in the order of an exchange: devices arrive and wait, parts of other ranks
-// arrive, and all parts are reduced. Failures and the end of the program follow.
+// The functions are in the order of an exchange. Failures and the end of the program follow.
 #include "exchange/table.h"
 
 #include <pthread.h>
@@ -18,7 +17,7 @@ namespace {
 constexpr std::chrono::seconds kNotice{10};  // a longer wait prints its error early
 constexpr char kShutdown[] = "gluon_syncbn.distributed.shutdown()";
 constexpr double kDeliverySeconds = 2;  // limits the wait until the last messages are delivered
-constexpr double kCloseSeconds = 30;    // limits the wait until other ranks have left
+constexpr double kCloseSeconds = 30;    // limits the wait for other ranks to leave after a failure
 
 }  // namespace
 
@@ -28,9 +27,9 @@ Numbers Table::Contribute(const Contribution& own, Ticket* ticket) {
   Lock lock(mutex_);
   Waiting waiting = Arrive(own, ticket, Clock::now());
   Exchange& exchange = *waiting.exchange;
-  const bool carries = waiting.is_last && !exchange.ranks.empty();
+  const bool carries_messages = waiting.is_last && !exchange.ranks.empty();
   if (!exchange.over) {
-    Pause pause(carries);
+    Pause pause(carries_messages);
     while (true) {
       if (Serve()) pause.Restart();
       if (IsOver(&lock, waiting, Clock::now())) break;
@@ -42,7 +41,7 @@ Numbers Table::Contribute(const Contribution& own, Ticket* ticket) {
   }
   if (!exchange.error.empty()) throw Error(exchange.error);
   // MPI sends a large message only while this thread polls.
-  if (carries) {
+  if (carries_messages) {
     ServeUntil(&lock, ToSeconds(waiting.deadline - Clock::now()), [&] { return !peers_.Busy(); });
   }
   return exchange.result;
@@ -68,25 +67,26 @@ Waiting Table::Arrive(const Contribution& own, Ticket* ticket, Time now) {
         "backward call. Run forward again."));
   }
   const std::set<Device>* expected = own.expected;
-  size_t devices = own.devices;
+  size_t num_devices = own.devices;
   try {
     if (members == nullptr) {
       key.call = NextCall(key)++;
     } else {
       if (is_old) {
-        throw Error(TooManyDevicesReport(members->layer, own.device, members->devices, devices));
+        throw Error(
+            TooManyDevicesReport(members->layer, own.device, members->devices, num_devices));
       }
       if (own.phase == Phase::kForward) *ticket = Enter(own, key);
       key.call = ticket->number;
       if (ticket->participants) expected = ticket->participants.get();
-      if (ticket->participants) devices = expected->size();
+      if (ticket->participants) num_devices = expected->size();
     }
     const Place place{peers_.rank(), own.device};
-    const Shared exchange = Find(key, {place, own.signature, ranks, devices});
+    const Shared exchange = Find(key, {place, own.signature, ranks, num_devices});
     exchange->parts[place] = {own.numbers, own.shape};
     if (++exchange->arrived == 1) {
       exchange->members = members;
-      exchange->devices = devices;
+      exchange->devices = num_devices;
       exchange->first = place;
       exchange->start = now;
     }
@@ -134,7 +134,8 @@ Ticket Table::Enter(const Contribution& own, const Key& key) {
   return {NextCall(key)++, members.generation, participants};
 }
 
-// Returns the exchange of this key. Throws Error if it began with other terms, or is over.
+// Returns the pending exchange of this key, or begins it. Throws Error if it has other terms, or if
+// a child rank contributes to a forward call or named sum that is complete on this rank.
 Table::Shared Table::Find(const Key& key, const Terms& terms) {
   const auto found = exchanges_.find(key);
   if (found == exchanges_.end()) {
@@ -165,9 +166,9 @@ Table::Shared Table::Find(const Key& key, const Terms& terms) {
 bool Table::IsOver(Lock* lock, const Waiting& waiting, Time now) {
   const Exchange& exchange = *waiting.exchange;
   const auto is_late = [&](Time deadline) {
-    // If all devices have arrived, only the last one waits for other ranks.
-    const bool waits = waiting.is_last || !exchange.AllDevicesAreHere();
-    return !exchange.over && waits && now >= deadline && now >= deadline + Patience(exchange);
+    // When all devices have arrived, only the last one reports that other ranks are late.
+    const bool reports = waiting.is_last || !exchange.AllDevicesAreHere();
+    return !exchange.over && reports && now >= deadline && now >= deadline + Patience(exchange);
   };
   const bool gives_notice = !notice_given_ && !exchange.AllDevicesAreHere() &&
                             !is_late(waiting.deadline) && is_late(waiting.start + kNotice);
@@ -187,7 +188,9 @@ bool Table::IsOver(Lock* lock, const Waiting& waiting, Time now) {
   return true;
 }
 
-// Returns how much longer a rank waits if another rank can name who is missing.
+// Returns how long a rank waits after its deadline, so that a rank that can name the missing one
+// reports first. Ranks that wait for children report from the leaves to the root, and then ranks
+// that wait for their parent report from the root to the leaves.
 Duration Table::Patience(const Exchange& exchange) const {
   const Position& position = exchange.position;
   if (exchange.sent) return std::chrono::seconds(position.height + position.depth - 1);
@@ -202,15 +205,15 @@ std::string Table::MissingReport(const Waiting& waiting, double seconds,
                                  const std::string& where) const {
   const Exchange& exchange = *waiting.exchange;
   if (!exchange.AllDevicesAreHere()) {
-    const bool are_expected =
+    const bool knows_all =
         waiting.expected != nullptr && waiting.expected->size() == exchange.devices;
     for (const auto& [place, part] : exchange.parts) {
-      if (are_expected && place.rank == peers_.rank() && !waiting.expected->count(place.device)) {
+      if (knows_all && place.rank == peers_.rank() && !waiting.expected->count(place.device)) {
         return TooManyDevicesReport(exchange.members->layer, place.device, *waiting.expected,
                                     exchange.devices);
       }
     }
-    const std::set<Device> known = are_expected ? *waiting.expected : exchange.members->devices;
+    const std::set<Device> known = knows_all ? *waiting.expected : exchange.members->devices;
     return DevicesMissingReport(exchange, peers_.rank(), known, seconds, where);
   }
   return RanksMissingReport(exchange, peers_.rank(), latest_, seconds, where);

@@ -15,8 +15,8 @@ using Clock = std::chrono::steady_clock;
 using Time = Clock::time_point;
 using Duration = Clock::duration;
 
-// Limits seconds to 0 (also for NaN) and 31 years. The clock counts to 292 years, so no sum of a
-// time and a timeout overflows.
+// Converts seconds, limited to the range from 0 to 31 years; NaN becomes 0. The clock counts to 292
+// years, so no sum of a time and a timeout overflows.
 inline Duration ToDuration(double seconds) {
   const std::chrono::duration<double> bounded(std::max(0.0, std::min(seconds, 1e9)));
   return std::chrono::duration_cast<Duration>(bounded);
@@ -26,10 +26,10 @@ inline double ToSeconds(Duration duration) {
   return std::chrono::duration<double>(duration).count();
 }
 
-// Pauses of a waiting thread. At first it stays awake, because waking up is slower than exchanges.
+// Pauses of a waiting thread. A thread stays awake at first, because waking up is slow.
 class Pause {
  public:
-  // A thread that `carries` messages polls for them between its pauses, so these are short.
+  // A thread that `carries` messages polls for them between its pauses, so its pauses are short.
   explicit Pause(bool carries) : carries_(carries) {}
   ~Pause() {
     if (slack_ > 0) prctl(PR_SET_TIMERSLACK, slack_);
@@ -38,10 +38,10 @@ class Pause {
 
   void Restart() { start_ = Clock::now(); }
 
-  // Releases the mutex for one pause, which ends early at a `deadline` in the future, or when
-  // `changed` is notified of `over`. If the pause ends more than a second late, the process was
-  // stopped (Ctrl-Z, a debugger, a suspended job). Then returns the time of the stop, and the
-  // caller extends its deadline by it.
+  // Releases the mutex for one pause. The pause ends early when `over` becomes true and `changed`
+  // is notified, or at the deadline if that is in the future. If the pause ends more than a second
+  // late, the process was stopped (Ctrl-Z, a debugger, a suspended job). Then returns how long it
+  // was stopped, and the caller extends its deadline by that time.
   Duration operator()(std::unique_lock<std::mutex>* lock, const std::atomic<bool>& over,
                       std::condition_variable* changed, Time deadline) {
     const Time now = Clock::now();
@@ -72,7 +72,7 @@ class Pause {
     prctl(PR_SET_TIMERSLACK, 1);
   }
 
-  // Devices that arrive together, or processes of one machine, wait for a shorter time.
+  // Devices that arrive together, or processes of one machine, usually wait less and never sleep.
   static constexpr std::chrono::microseconds kAwake{50}, kAwakeForMessages{200};
   static constexpr std::chrono::seconds kSleep{1};
   static constexpr std::chrono::microseconds kSleepForMessages{500};

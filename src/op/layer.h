@@ -65,8 +65,8 @@ class CollectedMoments {
   void End() { is_active_ = false; }
   bool IsActive() const { return is_active_; }
 
-  // Adds the batch of a forward call. Each device of the layer calls this, and the first call
-  // counts. All devices wait for each other in each forward call, so `call` never goes back.
+  // Adds the batch of the forward call with number `call`. All devices add the same batch, and only
+  // the first Add counts. Devices wait for each other, so `call` never decreases.
   void Add(int64_t call, const BatchMoments& batch);
 
   // Returns (count, mean[C], m2[C]); empty without a batch.

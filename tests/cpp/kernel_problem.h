@@ -1,7 +1,7 @@
 // Random data for the tests of kernels, and the expected results in long double with tolerances.
 //
-// Tolerances are error bounds, not measurements: eps of the arithmetic times the sizes of the
-// summed terms. The arithmetic rounds every result, and every input except x, y and dy.
+// Tolerances are error bounds: the arithmetic's unit roundoff (eps) times the sizes of the summed
+// terms. The arithmetic rounds every result, and every input except x, y and dy.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -22,22 +22,22 @@ using syncbn::Function;
 using syncbn::Layout;
 using syncbn::WriteMode;
 
-constexpr double kEps64 = 0x1p-53;
+constexpr double kEps64 = 0x1p-53;  // unit roundoff, half of the machine epsilon
 
-// The eps of the arithmetic of passes that write a tensor.
+// Returns the unit roundoff of the arithmetic of passes that write a tensor.
 inline double EpsOf(DType dtype) { return dtype == DType::kFloat64 ? kEps64 : 0x1p-24; }
 
 struct Case {
   DType dtype;
   Layout layout;
-  int misalign;  // number of elements
+  int misalign;  // elements
   double center, deviation;
   bool x_is_aligned = false;  // dy and the outputs are misaligned
 };
 
 struct Moments {
   long double mean = 0, m2 = 0;
-  double farthest = 0;  // |x - mean|
+  double farthest = 0;  // the largest |x - mean|
 };
 
 // The expected value, and the largest error that a result may have.
@@ -47,13 +47,13 @@ struct Value {
 };
 
 struct XmuAndDz {
-  Value xmu, dz;
+  Value xmu, dz;  // see PassInput in kernels/passes.h
 };
 
 // The values that a pass must write, for each element.
 struct Expected {
   std::vector<Value> values;
-  double error_of_old;  // the error of adding to an old value, relative to it
+  double error_of_old;  // adding to an old value errs by at most this times |old value|
 };
 
 inline double Size(long double value) { return static_cast<double>(std::fabs(value)); }

@@ -1,4 +1,4 @@
-"""Graphs that run elsewhere: exported ones, and graphs for GPUs."""
+"""Exported graphs are refused in other processes, and graphs for GPUs on CPUs."""
 
 from gluon_syncbn import SyncBatchNorm
 
@@ -23,7 +23,6 @@ def batch():
 
 
 def test_an_export_runs_in_its_process_only(tmp_path):
-    """There it runs in every mode, also if it was traced for static_shape."""
     net, x = conv_net(), batch()
     net.initialize(mx.init.Xavier())
     set_mode(net, "static_shape")(x)

@@ -25,7 +25,7 @@ layer, b = ready(norm(in_channels=3)), nn.BatchNorm(prefix="b_")
 dense, devices = ready(parallel(nn.Dense(1, in_units=3), TWO)), g.Devices(TWO)
 
 NETS = "Monitor allow_plain_loop check_replicas revert_parallel revert_sync_batchnorm"
-# Wrong values of the arguments of functions, and the right ones that these need.
+# Wrong values of arguments.
 BOOLS = dict.fromkeys("center scale use_global_stats unbiased_running_var".split(), 2)
 KINDS = "beta", "gamma", "running_mean", "running_variance"
 SETTINGS = {"num_devices": "2", "timeout": 0, "group": [0, mx.cpu()]}
@@ -34,7 +34,7 @@ LAYER = {**BOOLS, **{f"{kind}_initializer": 5 for kind in KINDS}, **SETTINGS}
 LAYER.update(in_channels="3", momentum=1.5, epsilon=-1e-5, axis="3", slope=0)
 FLAGS = {"sync_bn": 2, "batch_axis": "0", "reset_ctx": 2, "nonfinite": "ignore"}
 SAMPLER = {"length": 0, "batch_size": 0, "shuffle": 2, "seed": -1}
-TABLE = [
+TABLE = [  # a function, right arguments that its calls need, wrong arguments
     *((getattr(g, name), {}, {"net": 3}) for name in NETS.split()),
     (norm, {}, {**LAYER, "activation": ["relu"]}),
     (convert, {"net": b}, {"net": 3, **SETTINGS}),
@@ -58,7 +58,7 @@ TABLE = [
     (d.groups_of, {}, {"k": 0}),
     (d.init, {}, {"timeout": 0}),
 ]
-SEVERAL = {  # facts that the error of a call names
+WRONG_CALLS = {  # a key lists facts that the error of its call must name
     "axis -5 -6": lambda: norm(axis=-6),
     "num_device num_devices?": lambda: norm(num_device=2),
     "sync_bm sync_bn?": lambda: parallel(nn.Dense(1), TWO, sync_bm=True),
@@ -91,7 +91,7 @@ def assert_names(call, *facts):
     with pytest.raises((TypeError, ValueError, RuntimeError)) as caught:
         call()
     text = str(caught.value)
-    assert "\n" not in text or isinstance(caught.value, mx.MXNetError)  # it has a trace
+    assert "\n" not in text or isinstance(caught.value, mx.MXNetError)  # has a trace
     assert all(fact in text for fact in facts) and len(text) < 400, text
 
 
@@ -110,11 +110,11 @@ def test_the_table_has_every_argument_of_every_public_function():
         assert arguments <= tested, function
 
 
-@pytest.mark.parametrize("facts", SEVERAL)
-def test_what_depends_on_several_arguments(facts):
-    assert_names(SEVERAL[facts], *facts.split(" "))
+@pytest.mark.parametrize("facts", WRONG_CALLS)
+def test_the_error_of_a_wrong_call_names_facts(facts):
+    assert_names(WRONG_CALLS[facts], *facts.split(" "))
 
 
-def test_what_is_meant_is_taken():
+def test_equal_values_of_other_types_are_accepted():
     options = {"num_devices": np.int64(2), "scale": np.bool_(True), "in_channels": 3}
     assert norm(**options, momentum=Fraction(1, 2)).num_devices == 2

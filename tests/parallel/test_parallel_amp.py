@@ -3,7 +3,7 @@
 import pytest
 from support.helpers import run_python
 
-amp = pytest.importorskip("mxnet.contrib.amp", reason="MXNet 2 has another one")
+amp = pytest.importorskip("mxnet.contrib.amp", reason="MXNet 2 has no contrib.amp")
 
 PROGRAM = """
 import gluon_syncbn

@@ -82,7 +82,7 @@ KINDS = [
 @pytest.mark.parametrize("way", ["one context", "Devices", "make_parallel"])
 @pytest.mark.parametrize("make, norm", KINDS)
 def test_equals_all_elements_together(make, norm, way, mode):
-    """The layer behind a pool gets one value of each channel in a batch."""
+    """The second layer gets one value per channel from the batch of one row."""
     contexts = cpus(1 if way == "one context" else 2)
     net = make(contexts, norm)
     kinds = kinds_of(net)
@@ -99,7 +99,7 @@ def test_equals_all_elements_together(make, norm, way, mode):
 
 @pytest.mark.parametrize("unbiased", [False, True])
 def test_both_divisors_in_float32(unbiased):
-    """Sums are float64, although the mean is large."""
+    """The mean is 500 times the standard deviation, so sums must be float64."""
     layer = SyncBatchNorm(in_channels=2, unbiased_running_var=unbiased)
     layer.initialize()
     batches = [1000 + batch for batch in batches_of(shape=(2,), dtype="float32")]
@@ -110,7 +110,6 @@ def test_both_divisors_in_float32(unbiased):
 
 
 def test_nothing_but_the_statistics_changes():
-    """Neither settings, flags nor graphs; Dropout drops nothing."""
     net = small_net(SyncBatchNorm)
     net.add(nn.Dropout(0.5), nn.Dense(2, in_units=3), SyncBatchNorm(in_channels=2))
     net.initialize()
@@ -142,10 +141,10 @@ def test_frozen_layers_keep_their_statistics(norm):
     with pytest.raises(ValueError, match="frozen"):
         recompute_statistics(net[0], [x])
     trainers.append(mx.gluon.Trainer(net[1].collect_params(), "sgd"))
-    assert {*map(type, trainers)} == {mx.gluon.Trainer}  # none is changed any more
+    assert {*map(type, trainers)} == {mx.gluon.Trainer}  # no trainer stays guarded
 
 
-def test_a_layer_that_is_used_twice_sees_all_that_it_gets():
+def test_a_layer_that_is_used_twice_counts_all_its_inputs():
     """The same holds for two layers that share their statistics."""
     layer = SyncBatchNorm(in_channels=1)
 
@@ -175,7 +174,7 @@ X = np.ones((4, 3, 6, 5), "float32")
     [
         ([X, X, X[:, :2]], "3 channels"),
         ([X, X * np.inf], "finite"),
-        ([X, X * 1e21], "running_var.* finite"),  # float64 can hold it
+        ([X, X * 1e21], "running_var.* finite"),  # only float64 can hold the variance
         ([], "batch"),
         ([X, X[:0]], r"axis 0, got 0|got shape \(0"),
     ],
@@ -191,14 +190,14 @@ def test_an_error_changes_nothing(norm, count, batches, pattern):
         for now, then in zip(statistics(net, k), before[k]):
             assert (now == then).all()
     assert type(net[1]) is norm
-    recompute_statistics(net, batches_of(dtype="float32"))  # it works afterwards
+    recompute_statistics(net, batches_of(dtype="float32"))  # a later call works
     with autograd.train_mode():
         net(nd.array(X)).wait_to_read()
     assert not (statistics(net)[0] == before[0][0]).all()
 
 
 def test_batches_that_do_not_count():
-    """The layer skips them, as they are not finite, or they come after `steps`."""
+    """A batch that is not finite is skipped, and batches after `steps` are not read."""
     layer = SyncBatchNorm(in_channels=1, nonfinite="skip")
     layer.initialize()
     batches = iter([nd.array([[x]]) for x in (1.0, np.inf, 3.0, 7.0)])
@@ -206,12 +205,12 @@ def test_batches_that_do_not_count():
     assert statistics(layer) == [2, 1] and next(batches).asnumpy() == 7
 
 
-def test_a_call_before_it_that_is_still_queued_does_not_count():
+def test_an_earlier_call_that_is_still_queued_does_not_count():
     layer = SyncBatchNorm(in_channels=1)
     layer.initialize()
     batches, ones = [nd.array([[1.0], [3.0]])], nd.ones((2000, 2000))
     mx.nd.waitall()
-    layer(nd.dot(ones, ones)[:, :1])  # some 0.1 s
+    layer(nd.dot(ones, ones)[:, :1])  # takes some 0.1 s
     recompute_statistics(layer, batches)
     assert statistics(layer) == [2, 1]
 
@@ -242,8 +241,8 @@ def net_of_one(contexts, parallel):
 
 @pytest.mark.parametrize("mode", ["imperative", "static_shape"])
 @pytest.mark.parametrize("count, parallel", [(1, False), (1, True), (2, True)])
-def test_only_its_own_calls_count(count, parallel, mode):
-    """Predictions meanwhile, also in another thread, use the former statistics."""
+def test_calls_by_others_do_not_count(count, parallel, mode):
+    """Predictions during the call, also in another thread, use former statistics."""
     net = set_mode(net_of_one(cpus(count), parallel), mode)
     x, predictions = nd.array([[1000.0], [1000.0]]), []
 

@@ -10,7 +10,7 @@ from support.helpers import split_rows
 STATISTICS = "running_mean", "running_var"
 PARAMETERS = "gamma", "beta"
 
-# An array, and the largest error that each element of a result may have.
+# An expected array, and the largest error that a result may have in each element.
 Value = namedtuple("Value", "value error")
 
 
@@ -24,12 +24,12 @@ def exact(array):
 
 
 def stored(value, dtype):
-    """Round a Value to `dtype`: its error grows."""
+    """Add the error of rounding to `dtype`. The value itself is not rounded."""
     return Value(value.value, value.error + unit_roundoff(dtype) * abs(value.value))
 
 
 def total(values, dtype):
-    """Return the sum; every partial sum may be rounded to `dtype`."""
+    """Return the sum, whose error includes rounding partial sums to `dtype`."""
     terms = sum(abs(v.value) for v in values)
     error = sum(v.error for v in values) + unit_roundoff(dtype) * len(values) * terms
     return Value(sum(v.value for v in values), error)
@@ -49,14 +49,14 @@ class Use:
     def __init__(self, program, options, state, x, trains):
         self._options, self._dtype, self._trains = options, program.dtype, trains
         self.state, self._x = dict(state), x.astype(np.float64)
-        self._where = program.axis, options.epsilon
+        self._axis_epsilon = program.axis, options.epsilon
         self._axes, self._shape = reference.reduction_axes(x, program.axis)
         self._count, self._conditioning = x.size // x.shape[program.axis], 0.0
         gamma, beta = (state[name].value for name in PARAMETERS)
         ones, zeros = np.ones_like(gamma), np.zeros_like(gamma)
         self._gamma = gamma if options.scale else ones
         if trains:
-            results = reference.forward(self._x, ones, zeros, *self._where)
+            results = reference.forward(self._x, ones, zeros, *self._axis_epsilon)
             self._x_hat, mean, var, self._inv_std = results
             self._conditioning = abs(mean * self._inv_std).max()
             self._update_running(mean, var)
@@ -84,7 +84,7 @@ class Use:
         if self._options.unbiased_running_var and self._count > 1:
             factor = self._count / (self._count - 1)
         std = np.sqrt(var)
-        mean_error = unit_roundoff("float64") * abs(mean)  # each device rounds its own
+        mean_error = unit_roundoff("float64") * abs(mean)  # shards' means are rounded
         var_error = 2 * factor * mean_error * (std + mean_error)
         for name, batch, size, error in (
             ("running_mean", mean, abs(mean) + std, mean_error),
@@ -97,24 +97,24 @@ class Use:
             self.state[name] = stored(Value(new, error), kind)
 
     def backward(self, dy):
-        """Return Values of dx, and of elements whose sums are dgamma and dbeta."""
+        """Return Values of dx, and of the terms whose sums are dgamma and dbeta."""
         dz, dz_error = self._through_activation(dy)
-        dz_size = abs(dz) + dz_error  # dz and x_hat may both be 0 if there is one row
+        dz_size = abs(dz) + dz_error  # the largest |dz| that a device may compute
         gamma_inv_std = self._over(self._gamma * self._inv_std)
-        terms = dz_size * (1 + self._over(self._largest))
+        sizes = dz_size * (1 + self._over(self._largest))
         lost = reference.reconstruction_error(
             self._dtype, self._options.activation, self._largest.max()
         )
-        of_dy = dz_error
+        from_dz = dz_error
         if self._trains:
-            dx, _, _ = reference.backward(self._x, dz, self._gamma, *self._where)
+            dx, _, _ = reference.backward(self._x, dz, self._gamma, *self._axis_epsilon)
             size = self._over(self._largest) * abs(self._x_hat)
-            of_dy = of_dy + (dz_error * (1 + size)).mean(self._axes, keepdims=True)
+            from_dz = from_dz + (dz_error * (1 + size)).mean(self._axes, keepdims=True)
         else:
             dx = dz * gamma_inv_std
-        scale = abs(gamma_inv_std) * terms.max(self._axes, keepdims=True, initial=0.0)
-        error = self._tolerance(scale) + 2 * lost * scale + abs(gamma_inv_std) * of_dy
-        own = self._tolerance(1.0) * terms + lost * terms
+        scale = abs(gamma_inv_std) * sizes.max(self._axes, keepdims=True, initial=0.0)
+        error = self._tolerance(scale) + 2 * lost * scale + abs(gamma_inv_std) * from_dz
+        own = self._tolerance(1.0) * sizes + lost * sizes
         return (
             stored(Value(dx, error), self._dtype),
             Value(dz * self._x_hat, own + dz_error * abs(self._x_hat)),
@@ -145,20 +145,20 @@ class Net:
         self.outputs = [use.y for _, use in self._uses]
 
     def backward(self, dys):
-        """Return dx, and per layer the elements of dgamma and dbeta of its uses."""
-        dxs, elements = [], [([], []) for _ in self.states]
+        """Return dx and, for each layer, the terms of dgamma and dbeta of each use."""
+        dxs, terms = [], [([], []) for _ in self.states]
         for (number, use), dy in zip(self._uses, dys):
             dx, *found = use.backward(dy)
-            for uses, more in zip(elements[number], found):
+            for uses, more in zip(terms[number], found):
                 uses.append(more)
             dxs.append(dx)
-        return total(dxs, self._dtype), elements
+        return total(dxs, self._dtype), terms
 
 
-def sums(program, elements, rows):
-    """Yield the sums of elements over the rows of each context."""
-    axes, _ = reference.reduction_axes(elements.value, program.axis)
-    shards = [split_rows(part, rows, program.batch_axis) for part in elements]
+def sums(program, terms, rows):
+    """Yield each context's sums of the terms of its rows."""
+    axes, _ = reference.reduction_axes(terms.value, program.axis)
+    shards = [split_rows(part, rows, program.batch_axis) for part in terms]
     for value, error in zip(*shards):
         yield stored(Value(value.sum(axes), error.sum(axes)), kind_of(program.dtype))
 
@@ -168,9 +168,9 @@ def check(name, result, expected, dtype):
     assert result.dtype == dtype, f"{name} is {result.dtype}, expected {dtype}"
     shape = expected.value.shape
     assert result.shape == shape, f"{name} has shape {result.shape}, expected {shape}"
-    wrong = ~(abs(result - expected.value) <= expected.error)  # also for a NaN
+    wrong = ~(abs(result - expected.value) <= expected.error)  # a NaN is wrong
     assert not wrong.any(), (
         f"{name}: {wrong.sum()} of {wrong.size} are wrong, such as "
-        f"{result[wrong][0]!r}, expected {expected.value[wrong][0]!r} to "
+        f"{result[wrong][0]!r}, expected {expected.value[wrong][0]!r} +- "
         f"{expected.error[wrong][0]:.2g}"
     )

@@ -1,6 +1,6 @@
 """The float64 oracle: batch normalization of the whole batch in one array.
 
-All tests compare with it, within the tolerances of this file.
+Tests compare with it, within the tolerances of this file.
 """
 
 from gluon_syncbn.installation import (
@@ -11,7 +11,7 @@ from gluon_syncbn.installation import (
 
 import numpy as np
 
-# `python -m gluon_syncbn` also compares with these two.
+# `python -m gluon_syncbn` also compares with these functions.
 forward, backward = reference_forward, reference_backward
 
 IDENTITY = np.ones(3), np.zeros(3)  # gamma and beta of three channels
@@ -35,7 +35,7 @@ def reconstruction_error(dtype, function, x_hat):
     """Return the largest error of an x_hat that is reconstructed from a y of `dtype`.
 
     `x_hat` is the largest |x_hat|. src/op/sync_batch_norm.cc bounds the error by
-    u (|x_hat| + 8).
+    u (|x_hat| + 8), where u is the unit roundoff of `dtype`.
     """
     if function not in ("identity", "leaky_relu"):
         return 0.0
@@ -66,14 +66,15 @@ def tolerance(dtype, count=1, conditioning=0.0, scale=1.0):
 
     * Storing the result rounds once, by u_out |expected|, or by half a subnormal number
       near zero.
-    * In y = (x - mean) * scale + offset and dx = a dy + b (x - mean) + d each term is
-      rounded at most 8 times, with its coefficients, so the error is at most 8 u times
-      the terms.
-    * Sums are float64. n additions err by at most n u64 times the absolute sum (Higham,
-      Accuracy and Stability of Numerical Algorithms, 2002, eq. 4.4). The moments are
-      sums of differences to one of the values, which loses another factor of at most 4.
-      So mean / std and inv_std err by 4 n u64, and the mean's own rounding is u64
-      |mean| / std. A result that uses both errs by 8 n u64 + 2 u64 |mean| / std.
+    * The terms of y = (x - mean) * scale + offset and dx = a dy + b (x - mean) + d are
+      rounded at most 8 times, including the roundings of their coefficients, so the
+      error is at most 8 u times their size.
+    * Sums are float64. n additions err by at most n u64 times the sum of the absolute
+      terms (Higham, Accuracy and Stability of Numerical Algorithms, 2002, eq. 4.4). The
+      moments are computed from x - x0, where x0 is a value of x. The mean of (x - x0)^2
+      is at most 4 var if |x0 - mean| <= sqrt(3) std, so mean / std and inv_std err by
+      4 n u64 each. The mean is rounded at most twice (on its device, and when means are
+      merged), which adds 2 u64 |mean| / std.
     """
     u_out, subnormal = _PRECISION[str(dtype)]
     u64 = _PRECISION["float64"][0]

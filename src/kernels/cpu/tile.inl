@@ -37,15 +37,15 @@ SYNCBN_INLINE void LoadPart(const T* p, int64_t n, T fill, Vector* v) {
   Load(padded, v);
 }
 
-// Returns the address of the tile's first element of channel c, minus c * tile.inner.
+// The tile's first element of a channel c is FirstOf(x, tile)[c * tile.inner].
 template <typename T>
 SYNCBN_INLINE const T* FirstOf(const T* x, const Tile& tile) {
   return x + tile.outer_begin * tile.row + tile.inner_begin;
 }
 
 // A tile of short planes as `count` rows of `width` columns, `stride` elements apart, and a last
-// row of `rest` columns. A column is an inner element of a channel. A row has `repeats` outer
-// indices, so that few channels also fill vectors.
+// row of `rest` columns. A row has all elements of the tile at `repeats` adjacent outer indices.
+// There are several if the tile has all channels of the tensor, so that rows are long.
 struct Rows {
   int64_t offset, count, stride, width, rest, repeats;
 };

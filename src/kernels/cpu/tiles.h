@@ -19,17 +19,17 @@ struct Tile {
 };
 
 // If the inner size of the tensor is smaller than kMinPlane, kernels loop over channels and inner
-// elements together. Then a tile has the whole inner range, and at most kMaxColumns of both.
+// elements together. Then a tile has all inner elements of at most kMaxColumns / inner channels.
 constexpr int64_t kMinPlane = 64;
 constexpr int64_t kMaxColumns = 1024;
 
-// Computes a tile. A reduction has its results of channel c in first[c] and second[c], initially 0.
+// Computes a tile. A reduction writes results of channel c to first[c] and second[c], initially 0.
 using ReduceTile = void (*)(const ReductionPass& pass, const Tile& tile, double* first,
                             double* second);
 using MapTile = void (*)(const ElementwisePass& pass, const Tile& tile);
 
-// An instruction set. Its functions return the kernel that computes the tiles of a pass. A kernel
-// of sums adds dz * `centered` (activation.inl), not dz * xmu.
+// An instruction set. Its functions return the kernels of LocalMoments, Normalize, BackwardSums
+// (which sum dz * centered, see activation.inl, not dz * xmu) and BackwardApply.
 struct Isa {
   const char* name;
   ReduceTile (*moments)(const ReductionPass& pass);

@@ -12,7 +12,8 @@
 namespace syncbn::cuda {
 namespace {
 
-// The contribution of a thread or a block to a channel. `first` may be a difference from `origin`.
+// A thread's sums, or the contribution of a thread or a block to a channel. A contribution to the
+// moments is (count, mean - origin, m2, origin). A contribution to gradients is two sums.
 struct Partial {
   double count, first, second, origin;
 };
@@ -45,8 +46,8 @@ __device__ void MergeByChannel(int channels, int entries, const At& at, const Us
   if (channel < channels && lane == 0) use(channel, all);
 }
 
-// Returns true in the last of `blocks` blocks to call it. That block then sees everything that the
-// others wrote before their calls.
+// Returns true in the last of `blocks` blocks that call this function. The last block then sees
+// everything that the others wrote before their calls.
 __device__ bool IsLast(unsigned* counter, unsigned blocks) {
   __threadfence();
   __syncthreads();
@@ -63,55 +64,55 @@ __device__ bool IsLast(unsigned* counter, unsigned blocks) {
 // Blocks per multiprocessor. Without this number the compiler spills registers to fit more blocks.
 constexpr int kBlocksWithRegisters = 3;
 
-// kChannels is the number of channels in a vector: 1, or kWidth for columns.
-template <typename T, int kWidth, int kChannels, typename Terms>
+// kSums is kWidth if elements of a vector can be in different channels (cut.columns), otherwise 1.
+template <typename T, int kWidth, int kSums, typename Terms>
 __global__ void __launch_bounds__(kThreads, kBlocksWithRegisters)
     ReduceKernel(Cut cut, ReductionPass pass, Workspace workspace) {
   using A = Arithmetic<T>;
   constexpr int kUnroll = Terms::kBackward ? 2 : 4;  // loads of a tensor in flight
   const Work work = cut.At(blockIdx.x, static_cast<int>(threadIdx.x));
   const FusedActivation<A> activation(pass);
-  Terms terms[kChannels];
-  Partial sums[kChannels] = {};
+  Terms terms[kSums];
+  Partial sums[kSums] = {};
   int64_t vectors = 0;
   for (int64_t i = work.begin; i < work.end; i += kUnroll * cut.rows) {
     Vector<T, kWidth> in[kUnroll], dy[kUnroll] = {};
     ReadVectors<Terms::kBackward>(pass, cut, work, i, in, dy);
     if (i == work.begin) {
 #pragma unroll
-      for (int k = 0; k < kChannels; ++k) {
+      for (int k = 0; k < kSums; ++k) {
         terms[k].Begin(pass, activation, cut.ChannelOf(work, k), in[0].values[k]);
       }
     }
     // Sums of a few elements have the data's arithmetic. All other sums are double.
-    A first[kChannels] = {}, second[kChannels] = {};
+    A first[kSums] = {}, second[kSums] = {};
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       if (i + u * cut.rows >= work.end) continue;
       ++vectors;
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
-        const int k = j % kChannels;
+        const int k = j % kSums;
         terms[k].Add(activation, Load(in[u].values[j]), Load(dy[u].values[j]), &first[k],
                      &second[k]);
       }
     }
 #pragma unroll
-    for (int k = 0; k < kChannels; ++k) {
+    for (int k = 0; k < kSums; ++k) {
       sums[k].first += first[k];
       sums[k].second += second[k];
     }
   }
 
-  __shared__ Partial tile[kThreads * kChannels];  // [row][column]; planes have one column
+  __shared__ Partial tile[kThreads * kSums];  // kSums contributions of each thread
   __shared__ Partial shared[kThreads];
 #pragma unroll
-  for (int k = 0; k < kChannels; ++k) {
-    sums[k].count = static_cast<double>(vectors * (kWidth / kChannels));
-    tile[threadIdx.x * kChannels + k] = vectors > 0 ? terms[k].Of(sums[k]) : sums[k];
+  for (int k = 0; k < kSums; ++k) {
+    sums[k].count = static_cast<double>(vectors * (kWidth / kSums));
+    tile[threadIdx.x * kSums + k] = vectors > 0 ? terms[k].Of(sums[k]) : sums[k];
   }
   __syncthreads();
-  const int stride = cut.tile_slots * kChannels;
+  const int stride = cut.tile_slots * kSums;  // contributions of a row of threads
   const int inner = cut.columns ? static_cast<int>(cut.layout.inner) : 1;
   const auto finish = [&](int channel, const Partial& all) {
     Terms::Finish(pass, work.channel + channel, all);
@@ -142,7 +143,6 @@ __global__ void __launch_bounds__(kThreads, kBlocksWithRegisters)
       finish, shared);
 }
 
-// `Terms` is a template of the type of the elements.
 template <template <typename> typename Terms>
 void Reduce(const ReductionPass& pass, void* workspace, Stream stream) {
   if (pass.layout.channels == 0) return;
@@ -159,11 +159,11 @@ void Reduce(const ReductionPass& pass, void* workspace, Stream stream) {
 
 // ---- the first pass of forward: mean and m2 = sum((x - mean)^2) --------------------------------
 //
-//   u = x - first,  mean = first + sum(u) / n,  m2 = sum(u * u) - sum(u)^2 / n
+//   u = x - shift,  mean = shift + sum(u) / n,  m2 = sum(u * u) - sum(u)^2 / n
 //
-// `first` is the first value that a thread reads, so u is small whatever the mean is. Moments of
-// threads and blocks are merged in double. A mean remains a difference from a value of x, so it is
-// as exact as the deviation.
+// `shift` is the first value that a thread reads, so |u| is about the standard deviation, however
+// large the mean is. A mean is stored as its difference from a shift (`origin`) until Finish, for
+// the same reason. Moments of threads and blocks are merged in double.
 
 template <typename T>
 struct MomentTerms {
@@ -173,8 +173,8 @@ struct MomentTerms {
   A shift;
 
   __device__ void Begin(const ReductionPass& /*pass*/, const FusedActivation<A>& /*activation*/,
-                        int64_t /*c*/, T first) {
-    shift = Load(first);
+                        int64_t /*c*/, T x) {
+    shift = Load(x);
   }
   __device__ void Add(const FusedActivation<A>& /*activation*/, A x, A /*dy*/, A* first,
                       A* second) const {
@@ -200,9 +200,10 @@ struct MomentTerms {
   }
 };
 
-// ---- the first pass of backward: the sums of dz and of dz * xmu --------------------------------
+// ---- the first pass of backward: the sums of dz and of dz * xmu (see activation.inl) ------------
 //
-// Terms round the center to the data's arithmetic, and Finish corrects the rounding error.
+// Begin rounds the center to the data's arithmetic. Finish corrects the sum of dz * centered for
+// this rounding, and converts it to the sum of dz * xmu.
 
 template <typename T>
 struct GradientTerms {
@@ -212,7 +213,7 @@ struct GradientTerms {
   Affine<A> to_z;
 
   __device__ void Begin(const ReductionPass& pass, const FusedActivation<A>& activation, int64_t c,
-                        T /*first*/) {
+                        T /*x*/) {
     to_z = activation.ToUnwind(pass, c);
   }
   __device__ void Add(const FusedActivation<A>& activation, A saved, A dy, A* first,
@@ -236,7 +237,7 @@ struct GradientTerms {
 
 }  // namespace
 
-// MakeCut splits tiles into at most kBlocksEach blocks per multiprocessor, all tiles together.
+// MakeCut lets at most kBlocksEach blocks per multiprocessor share tiles and write Partials.
 int64_t WorkspaceBytes() {
   return kWorkspaceZeros + kBlocksEach * Multiprocessors() * kMaxTileChannels * sizeof(Partial);
 }
