@@ -1,4 +1,4 @@
-"""Train a classifier of scikit-learn's digits on two devices, with make_parallel.
+"""Train a classifier of scikit-learn's digits on several devices.
 
     python examples/digits.py
 
@@ -43,8 +43,8 @@ def main():
     batches = gluon.data.DataLoader(training, batch_size=50, shuffle=True)
     test_batches = gluon.data.DataLoader(held_out, batch_size=50)
 
-    contexts = gluon_syncbn.available_contexts()  # all GPUs
-    if len(contexts) == 1:
+    contexts = gluon_syncbn.available_contexts()  # all GPUs, or a CPU context
+    if len(contexts) == 1:  # no GPU, or one
         contexts = [mx.cpu(0), mx.cpu(1)]
     net = gluon_syncbn.make_parallel(make_net(), ctx=contexts)
     net.initialize(mx.init.Xavier())

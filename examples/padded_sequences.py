@@ -4,7 +4,7 @@
 
 make_parallel splits a batch of padded sequences (N, T, C) by sequences, so a device may
 have few valid steps, or none. The layer takes a mask of the valid steps. It computes
-statistics and gradients over the valid steps on all devices, and padding stays zero.
+statistics and gradients over the valid steps on all devices. It returns 0 at padding.
 """
 
 import gluon_syncbn  # before mxnet: restores aliases that NumPy has removed

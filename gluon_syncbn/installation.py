@@ -14,7 +14,7 @@ from .mxnet_private.arrays import array_of
 from .parallel.net import make_parallel
 
 # Only the driver respects CUDA_VISIBLE_DEVICES and partitioned GPUs. A child process
-# asks it, because workers that are forked after CUDA starts cannot use CUDA.
+# asks the driver, because workers that are forked after CUDA starts cannot use CUDA.
 _COUNT_GPUS = """
 import ctypes
 driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
@@ -57,7 +57,7 @@ def check(contexts: Sequence[mx.Context], mode: str, dtype: str) -> dict[str, fl
     """Return the error of each result, relative to its largest value."""
     rng = np.random.default_rng(0)
     shape = 7, 6, 9, 10  # seven rows split unevenly over two contexts
-    # Means differ by row and channel, so deviations differ by channel.
+    # Each row of each channel has its own mean, so the channels' deviations differ.
     x = rng.normal(3, 2, shape) + rng.normal(0, 4, (*shape[:2], 1, 1))
     arrays = x, rng.normal(size=shape), rng.uniform(0.5, 2, shape[1])
     x, dy, gamma = (array.astype(dtype) for array in arrays)

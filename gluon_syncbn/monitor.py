@@ -47,12 +47,12 @@ class Monitor:
 
     def __init__(self, net: mx.gluon.Block) -> None:
         self._net = check_block("net", net)
-        # References to native layers, which stay after a block is reverted.
+        # These references keep the native layers, with their times, after a revert.
         self._layers = [x._sync for x in synchronized_layers(net)]
         self._begin()
 
     def data(self, batches: Iterable) -> Iterator:
-        """Yield batches, as of a DataLoader; a request for the next one ends a step."""
+        """Yield the batches. A request for the next batch ends a step."""
         asked, finished = time.monotonic(), self._finish_times()
         for batch in batches:
             got = time.monotonic()
@@ -92,7 +92,7 @@ class Monitor:
         return waits
 
     def _finish_times(self):
-        """Return {device: time when its work ends}; the engine writes it then."""
+        """Return {device: time when its work ends}, which the engine writes later."""
         arrays, times = defaultdict(list), {}
         for parameter in self._net.collect_params().values():
             for array in (*data_of(parameter), *gradients_of(parameter)):

@@ -5,8 +5,8 @@ has the functions that libmxnet.so imports. It builds the stubs twice:
 
 * with two GPUs emulated on the CPU (tests/cpp/emulated_cuda). The package, built with
   emulated kernels, runs tests/layer/test_gpu_contexts.py on gpu(0) and gpu(1);
-* with no driver and no device. The package runs the whole suite in a process that has
-  loaded another version of the CUDA runtime.
+* without a driver and a device. The package runs the whole suite on CPU contexts,
+  although MXNet was built with CUDA.
 
     python scripts/check_gpu_wheel.py                  # arguments go to the suite
     python scripts/check_gpu_wheel.py --wheel mxnet-cu110==1.9.1
@@ -74,7 +74,7 @@ def wanted_functions(library):
 
 
 def make_stub(library, functions, folder, codes):
-    """Compile a shared library whose functions do nothing, unless `codes` has code."""
+    """Compile a stub. Functions without code in `codes` only return a status."""
     code, status = codes.get(library.split(".")[0], ("", 0))
     present = set(re.findall(r"^(?:int|const char\*) (\w+)\(", code, re.MULTILINE))
     lines = [code]
@@ -86,8 +86,8 @@ def make_stub(library, functions, folder, codes):
             lines.append(f"long {name}(void) {{ return {status}; }}")
     source = folder / f"{library}.c"
     source.write_text("\n".join(lines) + "\n")
-    # libmxnet.so imports functions of some libraries with versions. The others may have
-    # versions as well.
+    # Some functions that libmxnet.so imports have a version, the name of their library.
+    # The loader ignores this version where libmxnet.so asks for none.
     script = folder / f"{library}.map"
     script.write_text(f"{library} {{ global: *; }};\n")
     options = f"-Wl,-soname,{library},--version-script={script}"

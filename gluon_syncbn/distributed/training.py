@@ -47,9 +47,9 @@ class Trainer(mx.gluon.Trainer):
     Parameters
     ----------
     net : mxnet.gluon.Block, ParameterDict or list of Parameter
-        Rank 0's parameters are copied to all processes, see
-        :func:`broadcast_parameters`. If you pass the Block, the places of layers are
-        also compared.
+        Rank 0's parameters are copied to all ranks, see :func:`broadcast_parameters`.
+        If you pass the Block, the positions of parameters and SyncBatchNorm layers in
+        it must also be equal on all ranks.
     optimizer : str or mxnet.optimizer.Optimizer
         The optimizer or its name.
     optimizer_params : dict or None, default None
@@ -130,7 +130,7 @@ class Trainer(mx.gluon.Trainer):
         ValueError
             If `batch_size` is negative, infinite or NaN, or 0 in all processes; or if
             ranks differ in the trainer, its settings or the frozen parameters. The text
-            names the first difference and both ranks.
+            names the first difference, and two ranks that differ.
         """
         check_bool("ignore_stale_grad", ignore_stale_grad)
         self._samples = check_real(

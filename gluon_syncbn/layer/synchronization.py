@@ -92,14 +92,14 @@ def apply_activation(F: Any, z: Any, settings: Settings) -> Any:
 
 
 class Synchronization:
-    """The state of a layer that a BatchNorm does not have, also in native code.
+    """The state that a SyncBatchNorm adds to a BatchNorm. It owns a native layer.
 
     Nodes of graphs find a layer by `key`, and other processes find it by `shared_name`,
     because names of blocks are not unique.
     """
 
-    kept: set = set()  # layers of symbols, which may outlive the blocks
-    has_warned = False  # once for all loops over CPU contexts
+    kept: set = set()  # layers that graphs may use after their blocks are deleted
+    has_warned = False  # the warning about loops over CPU contexts is given once
     _made = collections.Counter()  # the number of layers that were made with each name
 
     def __init__(
@@ -130,7 +130,7 @@ class Synchronization:
     def register(self, parameters: Iterable) -> None:
         """Make trainers of the parameters wait for exchanges of this layer."""
         parameters = list(parameters)
-        # A layer always has equally many parameters, so a superset is equal.
+        # A layer's number of parameters never changes, so a superset is the same set.
         if not self.parameters.issuperset(parameters):
             self.parameters = weakref.WeakSet(parameters)
             steps.guard_trainers(parameters)
@@ -138,9 +138,9 @@ class Synchronization:
     def update(
         self, contexts: Sequence, norm_settings: dict, restarts: bool = False
     ) -> None:
-        """Pass options that have changed to native code.
+        """Pass all options to native code if one of them has changed.
 
-        `restarts` restarts the numbering of calls, of which none may be pending.
+        Then `restarts` also restarts the numbering of calls, and none may be pending.
         """
         self.contexts, self.norm_settings = list(contexts), dict(norm_settings)
         settings = self.settings
@@ -195,17 +195,17 @@ class Synchronization:
         steps.release_trainers(parameters)
 
     def is_alone(self) -> bool:
-        """Return True if `group` includes other processes, but none is connected."""
+        """Return True if no other process is connected, unless `group` is "process"."""
         return world().size == 1 and self.settings.group != "process"
 
     def is_connected(self) -> bool:
-        """Return True if the layer synchronizes with other processes."""
+        """Return True if `group` has other connected processes, also while isolated."""
         ranks = ranks_of(self.settings.group, self.name)
         return len(ranks or range(world().size)) > 1
 
 
 def _checked_group(group):
-    """Check a group, and return it; a list of ranks becomes a list of such lists."""
+    """Return a checked group. A list of ranks is returned as a list of one list."""
     if group is None or isinstance(group, str) and group in ("machine", "process"):
         return group
 

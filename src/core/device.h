@@ -18,18 +18,18 @@ struct Device {
   std::string Name() const { return type + "(" + std::to_string(id) + ")"; }
 };
 
-// Reductions add the numbers of devices in this order.
+// Reductions merge the contributions of devices in this order.
 inline bool operator<(const Device& a, const Device& b) {
   return std::tie(a.type, a.id) < std::tie(b.type, b.id);
 }
 
-// Reads "cpu(0)".
+// Parses "cpu(0)".
 inline Device ParseDevice(const std::string& name) {
   const size_t bracket = name.find('(');
   return {name.substr(0, bracket), std::atoi(name.c_str() + bracket + 1)};
 }
 
-// Reads "cpu(0) cpu(1)".
+// Parses "cpu(0) cpu(1)".
 inline std::set<Device> ParseDevices(const std::string& names) {
   std::set<Device> devices;
   std::istringstream stream(names);
@@ -37,7 +37,7 @@ inline std::set<Device> ParseDevices(const std::string& names) {
   return devices;
 }
 
-// "cpu(0), cpu(1)"
+// Returns "cpu(0), cpu(1)".
 inline std::string Names(const std::set<Device>& devices) {
   std::vector<std::string> names;
   for (const Device& device : devices) names.push_back(device.Name());

@@ -116,7 +116,7 @@ int Backward(int size, void** handles, int* /*tags*/, const int* requests, const
              void* state) {
   return OperatorCallback(size, handles, [&](const std::vector<NDArray>& arrays) {
     Operator* op = static_cast<Operator*>(state);
-    const int saved = op->batch_norm.IsFromOutput() ? op->node.Inputs() + 1 : 1;
+    const int saved = op->batch_norm.SavesOutput() ? op->node.Inputs() + 1 : 1;
     const int dx = op->node.Inputs() + 2;
     const Gradients gradients{ToWriteMode(requests[0]), ToWriteMode(requests[1]),
                               ToWriteMode(requests[2]), arrays[dx].View(),

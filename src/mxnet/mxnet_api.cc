@@ -25,7 +25,7 @@ void Find(void* library, const char* name, Function* function, const char* newer
 void LoadMxnetApi(const char* path) {
   void* library = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
   if (library == nullptr) {
-    throw Error(Concat("MXNet's library must be loaded, got ", path, ". Import mxnet first."));
+    throw Error(Concat("MXNet's library must be loaded in this process, but ", path, " is not"));
   }
   Find(library, "MXCustomOpRegister", &api.CustomOpRegister);
   Find(library, "MXNDArrayGetShapeEx64", &api.NDArrayGetShapeEx64, "MXNDArrayGetShape64");

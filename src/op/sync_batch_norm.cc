@@ -4,9 +4,9 @@
 //   y = f(z), z = (x - mean) * scale + beta
 //
 // Backward, with dz = dy * f'(z) and xmu = x - mean:
-//   dbeta = sum_dz, dgamma = sum_dz_xmu * inv_std, of this device's shard; then over the batch
+//   dbeta = sum_dz, dgamma = sum_dz_xmu * inv_std, where the sums are over this device's shard
 //   dx = scale * (dz - sum_dz / count - xmu * inv_std^2 * sum_dz_xmu / count)
-//      = scale * dz + scale_xmu * xmu + shift
+//      = scale * dz + scale_xmu * xmu + shift, where the sums are over the whole batch
 #include "op/sync_batch_norm.h"
 
 #include <algorithm>
@@ -19,12 +19,13 @@
 namespace syncbn {
 namespace {
 
-// Returns the smallest standard deviation of y at which y still has all digits of its dtype.
+// Returns the smallest standard deviation of y for which underflow of an element costs at most the
+// dtype's epsilon times this deviation.
 double SmallestSpread(DType dtype) {
   switch (dtype) {
     case DType::kFloat64:
       return std::numeric_limits<double>::min() / std::numeric_limits<double>::epsilon();
-    case DType::kFloat16: return 0x1p-14;  // conversions do not flush subnormal numbers to zero
+    case DType::kFloat16: return 0x1p-14;  // subnormal numbers are rounded, not flushed to zero
     default: return std::numeric_limits<float>::min() / std::numeric_limits<float>::epsilon();
   }
 }
@@ -34,8 +35,7 @@ double SmallestSpread(DType dtype) {
 // Let u be the relative rounding error of y. Then z = f^-1(y) has the error u |z|, and z - beta has
 // at most the error u (|z - beta| + |beta|). This is a few u |z - beta| if |beta| is not much
 // larger than `spread`, the standard deviation of z over the batch, |gamma| sqrt(var / (var +
-// epsilon)). Also, y must not be so small that its dtype has fewer digits or arithmetic flushes it
-// to zero.
+// epsilon)). SmallestSpread limits the error of elements of y that underflow.
 bool CanReconstruct(const std::vector<double>& spread, const std::vector<double>& beta,
                     const Activation& activation, DType dtype) {
   constexpr double kMaxShift = 8;  // limits |beta| / spread
@@ -261,7 +261,7 @@ void SyncBatchNorm::OnBackend(const char* phase, const Tensor& x,
   const int axis = options_.axis < 0 ? options_.axis + ndim : options_.axis;
   const Layout layout = MakeLayout(x.shape.data(), ndim, axis);
   try {
-    for (const Tensor* vector : vectors) {  // a graph can be bound to arrays of other shapes
+    for (const Tensor* vector : vectors) {  // a graph may be bound to parameters of other shapes
       if (vector->shape == std::vector<int64_t>{layout.channels}) continue;
       throw DeviceError(Concat("parameters and running statistics must have the shape (",
                                layout.channels, "), got ", ShapeText(vector->shape)));

@@ -17,8 +17,8 @@ struct ForwardTensors {
   Tensor x, gamma, beta;
   WriteMode y_mode;
   Tensor y, running_mean, running_var;
-  // If masked, each element is the number of valid rows (of the axes before the channels). Forward
-  // and backward neither read nor write the other rows.
+  // Only if masked: x then is a matrix (rows, channels) with the valid rows first, and each element
+  // of this vector is their number. Forward and Backward do not read or write the other rows.
   Tensor rows = {};
 };
 
@@ -36,7 +36,7 @@ class SyncBatchNorm {
   // Sets the options of the next forward call and its backward calls.
   void SetOptions(const Options& options) { options_ = options; }
 
-  bool IsFromOutput() const { return options_.from_output; }
+  bool SavesOutput() const { return options_.from_output; }  // true: MXNet saves y, not x
 
   // Returns true if a forward call uses the statistics of the batch, not the running ones.
   bool UsesBatch(bool training) const;
@@ -45,7 +45,7 @@ class SyncBatchNorm {
   // the batch, they update the running ones, or the layer collects them.
   void Forward(bool training, const ForwardTensors& tensors);
 
-  // Computes the gradients of the latest forward call. `saved` is its y if backward reads y, else
+  // Computes the gradients of the latest forward call. `saved` is its y if SavesOutput(), else
   // its x. dgamma and dbeta are sums over this device's shard.
   void Backward(const Tensor& dy, const Tensor& saved, const Gradients& out);
 

@@ -1,5 +1,5 @@
-// Tests the CUDA kernels by kernel_tests.h. ctest runs them on the emulated GPU, and
-// scripts/check_gpu.sh on a GPU.
+// Runs the tests of kernel_tests.h with the CUDA kernels. ctest runs this program on the emulated
+// GPU, and scripts/check_gpu.sh runs it on a GPU.
 //
 //     test_cuda_kernels          many layouts
 //     test_cuda_kernels small    a few layouts, which start every kernel
@@ -19,8 +19,8 @@ using test::CudaKernels;
 
 namespace {
 
-// The first value of a thread, which its float32 sums subtract, may be far from all others. The
-// moments of other threads and channels must keep their precision.
+// A thread subtracts its first value from all its values before it sums them in float32. A
+// channel's moments must stay precise if this first value is an outlier in one of its threads.
 void TestOutlier() {
   for (const Layout& layout : {Layout{8, 2, 20000}, Layout{60000, 4, 1}}) {
     test::Problem p({DType::kFloat32, layout, 0, 1e4, 1});
@@ -42,7 +42,7 @@ void TestSameBitsInEveryRun(const Layout& layout) {
   }
 }
 
-// The work of all threads covers a tensor, also one of more than 2^31 elements.
+// The work of all threads covers the tensor, which may have more than 2^31 elements.
 void TestCut(const Layout& layout, int bytes, bool aligned) {
   const cuda::Cut cut = cuda::MakeCut(layout, bytes, aligned, 132);
   const std::string label = syncbn::Concat(test::Describe(layout), " of ", bytes, " bytes");

@@ -25,7 +25,7 @@ def error_of_a_step():
 
 PROGRAMS = {
     "exit with a step in flight": "push_step(); print('done', flush=True); sys.exit(0)",
-    # Rank 0 waits, because a launcher ends all ranks if one ends without MPI_Finalize.
+    # Rank 0 waits for rank 1 in its exit handler, before MPI_Finalize.
     "exit long before another": """
 push_step()
 mx.nd.waitall()
@@ -53,7 +53,7 @@ push_step()
 push_step()
 if rank == 0:
     distributed.shutdown()
-MPI.COMM_WORLD.Barrier()  # shutdown does not wait
+MPI.COMM_WORLD.Barrier()  # because shutdown does not wait for rank 1
 if rank == 1:
     assert 'rank 0 has left' in error_of_a_step()
 distributed.shutdown()
@@ -78,7 +78,7 @@ def test_exits_forks_and_ends(name):
 
 
 def test_init_ends_within_its_timeout_and_may_be_called_again(tmp_path):
-    """Rank 1 calls it too late the first time."""
+    """Rank 1 calls init after the first call of rank 0 has timed out."""
     program = """
 from pathlib import Path
 from mpi4py import MPI
@@ -89,7 +89,7 @@ if own == 0:
     assert 'not every process' in text and 'within 1 s' in text, text
     gave_up.touch()
 while not gave_up.exists():
-    MPI.COMM_WORLD.iprobe()  # answers the other rank, as any call of MPI may
+    MPI.COMM_WORLD.iprobe()  # MPI may receive messages of rank 0's init here
 distributed.init(30)
 assert distributed.rank() == own and distributed.size() == 2
 assert (distributed.local_rank(), distributed.local_size()) == (own, 2)

@@ -68,13 +68,13 @@ def test_converts_an_initialized_net_in_place_and_back(devices):
     make_parallel(net, devices.contexts)
     assert revert_sync_batchnorm(net) is net
     revert_parallel(net)
-    assert "forward" not in vars(net)  # it was replaced twice
+    assert "forward" not in vars(net)  # conversion and make_parallel had replaced it
     assert (kinds(net), repr(net)) == (original, text)
     assert set(vars(head)) == attributes
 
 
 class BatchNormCudnnOff(nn.BatchNorm):
-    """A subclass that only sets arguments is converted, even with GluonCV's name."""
+    """Converted, because it only sets arguments. GluonCV has a class of this name."""
 
     def __init__(self, **options):
         super().__init__(momentum=0.5, **options)

@@ -1,4 +1,4 @@
-"""``python -m gluon_syncbn`` reports what there is, and finds wrong results."""
+"""``python -m gluon_syncbn`` reports the installation, and finds wrong results."""
 
 import _ctypes
 import ctypes
@@ -16,7 +16,7 @@ import pytest
 from support.helpers import ROOT, run_python, run_tool
 
 
-def test_it_reports_what_there_is_and_that_it_is_right():
+def test_it_reports_versions_devices_and_checks():
     output = run_tool(sys.executable, "-m", "gluon_syncbn", timeout=120)
     features = gluon_syncbn.features()
     assert f"gluon_syncbn {gluon_syncbn.__version__}, MXNet {mx.__version__}" in output
@@ -39,7 +39,7 @@ def test_it_prints_the_causes_of_a_wait(capsys):
 
 
 def test_sources_that_were_not_built_say_so(tmp_path, monkeypatch):
-    """As in a clone after `pip install .`: Python imports from the current folder."""
+    """Python imports these sources in a clone, even after `pip install .`."""
     shutil.copytree(
         Path(gluon_syncbn.__file__).parent,
         tmp_path / "gluon_syncbn",
@@ -52,22 +52,22 @@ def test_sources_that_were_not_built_say_so(tmp_path, monkeypatch):
     assert str(tmp_path / "gluon_syncbn") in sentence
 
 
-DAMAGE = {  # words of the error, and what causes it
-    "end": lambda content: content[:-1],
-    "end is missing": lambda content: content[:30],
-    "end is": lambda content: content[: len(content) // 2].ljust(len(content), b"\0"),
-    "ELF": lambda content: content[:4] + b"\1" + content[5:],
-    # As after a pull, where an editable installation was not built again.
-    "other sources": lambda content: Path(_ctypes.__file__).read_bytes(),
-}
+DAMAGE = [  # the words of the error, and a function that damages the file's content
+    ("end is missing", lambda old: old[:-1]),
+    ("end is missing", lambda old: old[:30]),
+    ("end is missing", lambda old: old[: len(old) // 2].ljust(len(old), b"\0")),
+    ("ELF", lambda old: old[:4] + b"\1" + old[5:]),
+    # The library of an editable installation is not built again after a pull.
+    ("other sources", lambda old: Path(_ctypes.__file__).read_bytes()),
+]
 
 
-@pytest.mark.parametrize("fault", DAMAGE)
-def test_a_damaged_library_is_not_loaded(fault, tmp_path, monkeypatch):
+@pytest.mark.parametrize("words, damage", DAMAGE)
+def test_a_damaged_library_is_not_loaded(words, damage, tmp_path, monkeypatch):
     file = tmp_path / "damaged.so"
-    file.write_bytes(DAMAGE[fault](library.path().read_bytes()))
+    file.write_bytes(damage(library.path().read_bytes()))
     monkeypatch.setenv("GLUON_SYNCBN_LIBRARY", str(file))
-    pattern = rf"damaged.so.*{fault}.*`pip"
+    pattern = rf"damaged.so.*{words}.*`pip"
     with pytest.raises(ImportError, match=pattern):
         library.load.__wrapped__()
 

@@ -27,10 +27,10 @@ import gluon_syncbn, mxnet as mx
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGALRM, signal.default_int_handler)
 gluon_syncbn.set_timeout(1)
-left = threading.Event()
+interrupted = threading.Event()
 
 def press():
-    while not left.wait(0.05):
+    while not interrupted.wait(0.05):
         os.kill(os.getpid(), signal.SIGINT)
 
 def ring():
@@ -46,7 +46,7 @@ try:
     devices.map(never_ends)
 except KeyboardInterrupt:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    left.set()
+    interrupted.set()
     print("interrupted")
 print(devices.map(int))
 """
@@ -63,7 +63,7 @@ def test_a_function_that_never_ends_can_be_left(send):
 
 
 def test_a_profilers_timer_after_ctrl_c_does_not_end_the_map(devices, ctrl_c):
-    """Its handler raises nothing, so all contexts are called."""
+    """The timer's handler raises nothing, so all contexts are called."""
     contexts, rung = [], threading.Event()
 
     def call(context):
@@ -89,11 +89,11 @@ FOLDER = os.path.dirname(gluon_syncbn.__file__)
 FILES = contextlib.__file__, gluon.trainer.__file__
 
 
-# An exception did harm inside these functions, so each of their instants is tried.
+# Exceptions caused bugs inside these functions, so a test raises one at each opcode.
 FUNCTIONS = (
-    graphs.differentiate,  # a flag stayed set, and later backwards computed nothing
-    gluon.Trainer._update,  # parameters of half a step
-    replicas.only_participants.__wrapped__,  # layers refused a context
+    graphs.differentiate,  # a flag of MXNet stayed set, and later backwards did nothing
+    gluon.Trainer._update,  # only some parameters were updated
+    replicas.only_participants.__wrapped__,  # later calls raised errors
 )
 
 
@@ -106,10 +106,10 @@ def in_functions(code):
 
 
 class SignalAt:
-    """Sends a signal before an operation of Python, counted where `counts` is true."""
+    """Sends a signal before the `place`-th opcode of code that `counts` selects."""
 
     def __init__(self, place, number, counts):
-        self.left, self._number, self._counts = place, number, counts
+        self.opcodes_left, self._number, self._counts = place, number, counts
 
     def __enter__(self):
         sys.settrace(self._call)
@@ -126,8 +126,8 @@ class SignalAt:
 
     def _operate(self, _frame, event, _argument):
         if event == "opcode":
-            self.left -= 1
-            if self.left == 0:
+            self.opcodes_left -= 1
+            if self.opcodes_left == 0:
                 signal.raise_signal(self._number)
         return self._operate
 
@@ -147,7 +147,7 @@ def test_a_handler_raises_at_any_instant_of_a_step(number, counts, make_devices)
     def handle(*_):
         raise Raised
 
-    handle.handler = signal.SIG_IGN  # a program's own attribute
+    handle.handler = signal.SIG_IGN  # gluon_syncbn must not use this attribute
 
     def step():
         with autograd.record():
@@ -163,9 +163,9 @@ def test_a_handler_raises_at_any_instant_of_a_step(number, counts, make_devices)
     trained = [p for p in net.collect_params().values() if p.grad_req != "null"]
     rows = nd.array([[1, 2], [3, 5]])
     step()
-    with SignalAt(0, number, counts) as counter:
+    with SignalAt(0, number, counts) as counter:  # counts, and sends no signal
         step()
-    places = range(1, 1 - counter.left)
+    places = range(1, 1 - counter.opcodes_left)
     if counts is in_a_step:
         places = random.Random(0).choices(places, k=TRIALS)
     gluon_syncbn.set_timeout(3)
@@ -179,7 +179,7 @@ def test_a_handler_raises_at_any_instant_of_a_step(number, counts, make_devices)
             except Raised:
                 sys.settrace(None)
                 count += 1
-                autograd.set_recording(False)  # MXNet's scopes also have such instants
+                autograd.set_recording(False)  # MXNet's own scopes may stay open
                 autograd.set_training(False)
                 gluon_syncbn.recover()
             gluon_syncbn.check_replicas(net)

@@ -25,15 +25,15 @@ class SlowProp(mx.operator.CustomOpProp):
 class Slow(mx.operator.CustomOp):
     """The identity. On cpu(1) its forward sleeps."""
 
-    rest = partial(time.sleep, SLOW)
+    pause = partial(time.sleep, SLOW)
 
-    def __init__(self, rests):
+    def __init__(self, pauses):
         super().__init__()
-        self.rests = rests
+        self.pauses = pauses
 
     def forward(self, is_train, req, in_data, out_data, aux):
-        if self.rests:
-            Slow.rest()
+        if self.pauses:
+            Slow.pause()
         self.assign(out_data[0], req[0], in_data[0])
 
 
@@ -41,9 +41,9 @@ def slow_block():
     return nn.Lambda(partial(nd.Custom, op_type="slow_on_one_device"))
 
 
-def batches(rest=0.0):
+def batches(pause=0.0):
     for _ in range(8):
-        time.sleep(rest)
+        time.sleep(pause)
         yield nd.random.normal(shape=(4, 3))
 
 
@@ -52,18 +52,18 @@ def read(report):
     return [[int(n) / 100 for n in re.findall(r"(\d+)%", row)] for row in rows], last
 
 
-def watched_run(devices, first, rest=0.0):
-    """Train a small net. Making a batch takes `rest` seconds.
+def watched_run(devices, first, pause=0.0):
+    """Train a small net. Making a batch takes `pause` seconds.
 
-    Return a layer's name, each device's shares, the steps and the hint of the report,
-    and the share of 8 sleeps. However slow the machine is, some device sleeps, or waits
-    for a sleep, in that share of the time.
+    Return the BatchNorm's name; from the report, each device's shares of the time and
+    the last line; and the duration of 8 sleeps divided by the time of all steps. A
+    device that waits for these sleeps waits for about this share on any machine.
     """
     net = nn.Sequential()
     net.add(first, nn.Dense(4, in_units=3), nn.BatchNorm(), nn.Dense(2))
     make_parallel(net, devices.contexts).initialize()
     trainer, monitor = Trainer(net.collect_params(), "sgd"), Monitor(net)
-    for x in monitor.data(batches(rest)):
+    for x in monitor.data(batches(pause)):
         differentiate(lambda x: (net(x) ** 2).sum(), x).wait_to_read()
         trainer.step(4)
     shares, last = read(monitor.report())
@@ -72,7 +72,7 @@ def watched_run(devices, first, rest=0.0):
 
 
 def test_waiting_for_data(devices):
-    _, shares, last, slept = watched_run(devices, nn.Flatten(), rest=SLOW)
+    _, shares, last, slept = watched_run(devices, nn.Flatten(), pause=SLOW)
     assert last.startswith("8 steps") and "all wait for data" in last
     assert all(for_data > 0.5 * slept for for_data, *_ in shares)
 
@@ -87,7 +87,7 @@ def test_waiting_for_a_slow_device_names_it_and_the_layer(devices):
 def test_a_busy_device_does_not_wait_for_data(monkeypatch):
     """The loop waits for each batch while the device is still busy."""
     may_end = threading.Semaphore(0)
-    monkeypatch.setattr(Slow, "rest", may_end.acquire)
+    monkeypatch.setattr(Slow, "pause", may_end.acquire)
     net = nn.Sequential()
     net.add(slow_block(), nn.Dense(1, in_units=3))
     net.initialize(ctx=mx.cpu(1))

@@ -1,4 +1,4 @@
-"""Helpers for tests of mistakes: a small layer, its shards, the text of its error."""
+"""Helpers for tests of users' mistakes: a small layer, its data, an error's text."""
 
 from gluon_syncbn import SyncBatchNorm
 

@@ -3,8 +3,9 @@
 // A tile is a group of adjacent channels, which one or more blocks share. There are two kinds of
 // cuts. Planes: the tile is one channel, and all threads of a block traverse its planes (the inner
 // elements) together. Columns, for small planes and channels last: the threads of a block form rows
-// and columns, and each thread traverses the outer axis. Threads read vectors of 16 bytes if all
-// tensors and rows of memory are aligned to 16 bytes, else single elements.
+// and columns, and each thread traverses the outer axis. A line is the vectors of one channel or of
+// one column. A vector has 16 bytes if all tensors are aligned to 16 bytes and planes (or, for
+// columns, the rows of a tile) are whole vectors. Otherwise it has one element.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -16,13 +17,13 @@ namespace syncbn::cuda {
 constexpr int kThreads = 128;  // per block
 constexpr int kVectorBytes = 16;
 constexpr int kMinPlane = 128;       // elements; smaller planes are cut into columns
-constexpr int kTileBytes = 128;      // bytes in a row of columns, unless whole vectors need more
+constexpr int kTileBytes = 128;      // most bytes in a tile's row, unless whole vectors need more
 constexpr int64_t kBlocksEach = 16;  // blocks per multiprocessor
-constexpr int64_t kFewVectors = 8;   // the least number of vectors per thread
+constexpr int64_t kFewVectors = 8;   // blocks share a tile if a thread would have more vectors
 constexpr int64_t kCounters = 8192;  // tiles that blocks can share, because each needs a counter
 constexpr int64_t kMaxTileChannels = kTileBytes / 2;  // float16 has 2 bytes
 
-// The work of one thread: the vectors begin, begin + rows, ... before `end` in its column.
+// The work of one thread: the vectors begin, begin + Cut::rows, ... before `end` of its line.
 struct Work {
   int64_t channel, begin, end;
   int tile, split, channels, column;
@@ -35,7 +36,7 @@ struct Cut {
   int tile_channels = 1, tile_slots = 1;  // channels and vectors in a row of a tile
   int rows = kThreads;                    // rows of threads in a block
   int64_t slots = 1;                      // vectors in a plane; 1 for columns
-  int64_t line = 0, step = 0;             // vectors in a column, and in a block's share of it
+  int64_t line = 0, step = 0;             // vectors in a line, and in a block's share of it
   int64_t tiles = 1, splits = 1;          // splits: blocks that share a tile
 
   SYNCBN_HOST_DEVICE Work At(unsigned block, int thread) const {
@@ -54,7 +55,7 @@ struct Cut {
     return work;
   }
 
-  // Returns the offset in elements of vector i of the thread's column.
+  // Returns the offset in elements of vector i of the thread's line.
   SYNCBN_HOST_DEVICE int64_t OffsetOf(const Work& work, int64_t i) const {
     const int64_t plane = slots == 1 ? i : static_cast<int64_t>(uint64_t(i) / uint64_t(slots));
     const int64_t in_plane = (i - plane * slots) * width + work.column;

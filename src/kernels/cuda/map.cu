@@ -75,7 +75,7 @@ struct NormalizeFormula {
 
 // ---- the second pass of backward: dx = scale * dz + scale_xmu * xmu + shift ---------------------
 //
-// This equals scale * dz + of_centered.scale * (unit * centered) + of_centered.offset.
+// scale_xmu * xmu is of_centered.scale * (unit * centered), see SplitCoefficient in activation.inl.
 
 template <typename T>
 struct ApplyFormula {

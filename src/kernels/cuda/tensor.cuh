@@ -50,7 +50,7 @@ struct alignas(sizeof(T) * kWidth) Vector {
 template <typename T>
 constexpr int kWide = kVectorBytes / sizeof(T);
 
-// Reads past the first-level cache, because each element is read once.
+// Bypasses the first-level cache, because each element is read once.
 template <typename T, int kWidth>
 __device__ Vector<T, kWidth> Read(const void* tensor, int64_t at) {
   const T* const from = static_cast<const T*>(tensor) + at;
@@ -91,15 +91,15 @@ struct FusedActivation {
   __device__ explicit FusedActivation(const PassInput& pass)
       : variant(VariantOf(pass)), slopes(MakeSlopes<A>(pass.activation.slope)) {}
 
-  // Returns the argument `to_z` of Unwind for a channel.
+  // Returns `to_z` for Unwind (activation.inl). Only kLeakyOfX needs more than its center.
   __device__ Affine<A> ToUnwind(const PassInput& pass, int64_t c) const {
     if (variant != kLeakyOfX) return {static_cast<A>(CenterOf(pass)[c]), 0, 0};
     return MakeAffine<A>(pass.mean[c], pass.scale[c], pass.offset[c]);
   }
 };
 
-// Calls run(element, width, channels, cut) with the cut of a pass that accesses `tensors`, an
-// element, and two types whose `value` is the width of a vector and the number of its channels.
+// Calls run(element, width, channels, cut) with a T, two integral constants that are the numbers of
+// elements and of channels in a vector, and the cut of a pass that accesses `tensors`.
 template <typename T, typename Run>
 void WithElement(const PassInput& pass, std::initializer_list<const void*> tensors,
                  const Run& run) {
