@@ -106,10 +106,7 @@ def load(folder=RESULTS / "ablation"):
 
 
 def mean_score(runs, kind="running", score="mean_iou"):
-    """Return the mean and the standard deviation of a score on the test split.
-
-    The score of a run that diverged is 0.
-    """
+    """Return a test score's mean and standard deviation; a run that diverged has 0."""
     scores = [run["test"][kind][score] if "test" in run else 0.0 for run in runs]
     text, space = f"{statistics.fmean(scores):.3f}", "\N{NO-BREAK SPACE}"
     if len(scores) > 1:

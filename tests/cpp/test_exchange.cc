@@ -25,8 +25,7 @@ Device Cpu(int id) { return {"cpu", id}; }
 // ---- threads -----------------------------------------------------------------------------------
 
 // Each device of each layer and rank has a thread, which is late now and then. The net moves to
-// devices whose numbers have one or two digits, such as cpu(8) and cpu(10), and returns after a
-// reset. Then rank 0 fails, and all waits end.
+// other devices, and returns after a reset. Then rank 0 fails, and all waits end.
 void Train(int ranks, int size) {
   constexpr int kLayers = 2;
   // Each step waits for the slowest thread, which takes long beside other busy programs.
