@@ -60,7 +60,7 @@ except ModuleNotFoundError as error:
     if error.name != "mxnet":
         raise
     command = "`pip install mxnet==1.9.1`"
-    if sys.version_info >= (3, 13):  # the NumPy that MXNet pins has no wheels for it
+    if sys.version_info >= (3, 13):  # MXNet pins a NumPy without wheels for 3.13
         command = (
             "`pip install --no-deps mxnet==1.9.1` and "
             "`pip install requests 'graphviz<0.9'`"
@@ -95,7 +95,7 @@ if not re.match(r"(1\.[6-9]|2\.0)(\D|$)", mx.__version__):
         "the version of MXNet must be 1.6 to 1.9.1 or 2.0, got "
         f"{mx.__version__}. Run `pip install mxnet==1.9.1`."
     )
-# Blocks of Gluon 2 have no names and accept only mx.np arrays. They are traced with
-# arrays that have no values.
+# Blocks of Gluon 2 have no names and accept only mx.np arrays. A block that is traced
+# computes arrays without values, where Gluon 1 has symbols.
 IS_GLUON_2 = mx.__version__.startswith("2.")
 Context = mx.Device if IS_GLUON_2 else mx.Context

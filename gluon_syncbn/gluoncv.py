@@ -25,12 +25,12 @@ def install() -> None:
     Call it before a script makes its net. The following holds until :func:`uninstall`:
 
     * ``mxnet.gluon.contrib.nn.SyncBatchNorm`` is :class:`gluon_syncbn.SyncBatchNorm`.
-      Scripts choose it with ``--syncbn`` or ``--norm-layer``, and predefined nets by
-      their names. Feature pyramids are included.
+      Scripts use it with ``--syncbn`` or ``--norm-layer``. Nets whose names have
+      ``syncbn`` use it, also in their feature pyramids.
     * ``ROIAlign`` returns zeros for regions that it skips. MXNet leaves their memory
       uninitialized on CPUs.
-    * Nets that are trained on several contexts run as
-      :func:`gluon_syncbn.allow_plain_loop` describes, and so does ``Parallel``.
+    * Nets with these layers train on several contexts as after
+      :func:`gluon_syncbn.allow_plain_loop`, also in GluonCV's ``utils.parallel``.
 
     Examples
     --------

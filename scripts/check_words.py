@@ -1,8 +1,8 @@
-"""Report phrases with a plain replacement, and names that the tree does not have.
+"""Report phrases to reword, comments without a subject, and names that do not exist.
 
-Phrases are checked in pages and comments (see CONTRIBUTING.md's rules), and names in
-backticks on the design pages. A name is a path, `Class.name` of Python or
-`Class::Name` of C++. The exit status is 1 if there is a fault.
+Phrases are searched in pages and sources. Names are checked in backticks, on the design
+pages and in CONTRIBUTING.md. A name is a path, `Class.name` of Python or `Class::Name`
+of C++. The exit status is 1 if there is a fault.
 """
 
 import re
@@ -23,7 +23,7 @@ NO_SUBJECT = re.compile(
 # The beginning of a comment or a docstring.
 PYTHON_MARK, CPP_MARK = re.compile(r'#+ *|"""'), re.compile(r"//[/!<]* *")
 PATH = re.compile(r"[\w./-]+(/|\.(py|h|cc|cu|cuh|inl|c|sh|toml|cmake))")
-MXNETS = {"graph_executor.cc", "lib_api.h", "threaded_engine.cc"}
+MXNET_FILES = {"graph_executor.cc", "lib_api.h", "threaded_engine.cc"}
 MEMBER = re.compile(r"(\w+)(\.|::)(\w+)(\(.*\))?")
 
 FILES = subprocess.check_output(["git", "ls-files"], text=True).split()
@@ -40,7 +40,7 @@ SOURCES = [
 
 
 def phrases(path, text):
-    """Yield the lines and the phrases that have a plain replacement."""
+    """Yield the line and text of each phrase to reword and each wrong beginning."""
     joined = re.sub(r"\n *(//|#) ", "\n ", text)  # a phrase may continue below
     for match in PHRASE.finditer(joined):
         yield joined.count("\n", 0, match.start()) + 1, " ".join(match[0].split())
@@ -62,7 +62,7 @@ def missing_names(text):
         for name in re.findall("`([^`]+)`", content):
             member = MEMBER.fullmatch(name)
             if PATH.fullmatch(name):
-                exists = name in MXNETS or has_path(name)
+                exists = name in MXNET_FILES or has_path(name)
             else:
                 exists = not member or has_member(*member.groups()[:3])
             if not exists:

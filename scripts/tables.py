@@ -2,7 +2,7 @@
 
 `cog -r -I scripts PAGE` writes them into the [[[cog ...]]] blocks of a page, and
 scripts/lint.sh checks that they are up to date. cog needs only the standard library.
-The argument `name` is the path of a JSON file, absolute or in scripts/results.
+A function's `name` is the path of a JSON file, absolute or in scripts/results.
 """
 
 import json
@@ -10,7 +10,7 @@ import statistics
 from pathlib import Path
 
 RESULTS = Path(__file__).with_name("results")
-# Kinds of statistics in the ablation, and headings for the scores with them.
+# Statistics with which ablation.py scores each net, and headings for these scores.
 SCORES = {
     "running": "mIoU",
     "recomputed": "with recomputed statistics",
@@ -55,7 +55,7 @@ def versions():
 
 
 def layer(name="benchmark_layer.json"):
-    """Return a table of milliseconds of one layer, forward and backward."""
+    """Return a table of a layer's milliseconds by its neighbours (`place`)."""
     heads = ["contexts", "neighbours", "mode", "gluon_syncbn"]
     heads += ["`nn.BatchNorm` (unsynchronized)", "contrib `SyncBatchNorm`"]
     keys = "contexts", "place", "mode"
@@ -77,7 +77,7 @@ def nets(name="benchmark_net.json"):
         for net, layers in ratios.items()
     ]
     head = f"net (memory bandwidth {document['copy_gb_s']:.0f} GB/s)"
-    heads = "gluon_syncbn, MXNet's defaults", "MXNet's own SyncBatchNorm, two workers"
+    heads = "gluon_syncbn with MXNet's defaults", "MXNet's SyncBatchNorm, two workers"
     return markdown([head, *heads], rows)
 
 
@@ -105,12 +105,9 @@ def load(folder=RESULTS / "ablation"):
     return dict(sorted(arms.items()))
 
 
-def mean_score(runs, kind="running", name="mean_iou"):
-    """Return the mean and the standard deviation of a score on the test split.
-
-    The score of a run that diverged is 0.
-    """
-    scores = [run["test"][kind][name] if "test" in run else 0.0 for run in runs]
+def mean_score(runs, kind="running", score="mean_iou"):
+    """Return a test score's mean and standard deviation; a run that diverged has 0."""
+    scores = [run["test"][kind][score] if "test" in run else 0.0 for run in runs]
     text, space = f"{statistics.fmean(scores):.3f}", "\N{NO-BREAK SPACE}"
     if len(scores) > 1:
         text += f"{space}±{space}{statistics.stdev(scores):.3f}"
@@ -121,7 +118,7 @@ def table(arms):
     rows = []
     for arm, runs in arms.items():
         scores = [mean_score(runs, kind) for kind in SCORES]
-        accuracy = mean_score(runs, name="pixel_accuracy")
+        accuracy = mean_score(runs, score="pixel_accuracy")
         rows.append([*arm, len(runs), *scores, accuracy])
     heads = ["net", "devices", "images each", "norm", "runs"]
     return markdown([*heads, *SCORES.values(), "pixel accuracy"], rows)

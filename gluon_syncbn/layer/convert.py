@@ -83,9 +83,9 @@ def convert_sync_batchnorm(
     -----
     UserWarning
         If the net has no batch normalization. Another warning lists what cannot be
-        converted: a subclass that defines methods, a node of a SymbolBlock if its mean
-        or variance is read or its parameters are computed, and running statistics
-        without a layer, because a block calls F.BatchNorm or has layers in a list.
+        converted: a subclass that defines methods; a node of a SymbolBlock if the graph
+        reads its mean or variance, or computes its parameters; and running statistics
+        of a block that calls F.BatchNorm, or a layer that is not its child.
 
     Notes
     -----
@@ -244,8 +244,8 @@ def _norms_to_change(net):
     if IS_GLUON_2 and any(norm.block is not None for norm in norms):
         # The new nodes would be symbols, which the blocks of MXNet 2 do not accept.
         raise NotImplementedError(
-            "net must not have a SymbolBlock with batch normalization in MXNet 2. Make "
-            "the net from the blocks of which the graph was exported."
+            "net must not have a SymbolBlock with batch normalization in MXNet 2. Use "
+            "the blocks from which the graph was exported."
         )
     return norms
 
@@ -287,7 +287,8 @@ def _convert_layer(norm, settings):
     settings = settings._replace(**_activation_of(layer))
     if isinstance(layer, SyncBatchNorm):
         sync = layer._sync
-        # A node needs a new key if the block that it was exported from still exists.
+        # The block that a node was exported from may still use `sync`. A layer of
+        # MXNet 2 may get the name of its path. Both cases need another `sync`.
         if norm.block is None and sync.name == norm.name:
             sync.settings = settings
             sync.update(layer.contexts(), settings_of(layer), restarts=True)

@@ -22,9 +22,9 @@ from .batch_norm import SyncBatchNorm
 from .graphs import guards_of, is_ours
 from .synchronization import ActivatedBatchNorm
 
-# MXNet 2 has it in nn.
+# MXNet's own SyncBatchNorm, which MXNet 2 has in nn.
 CONTRIB = getattr(nn, "SyncBatchNorm", None) or mx.gluon.contrib.nn.SyncBatchNorm
-_RELU = getattr(nn, "BatchNormReLU", nn.BatchNorm)  # MXNet 1.8 brought it
+_RELU = getattr(nn, "BatchNormReLU", nn.BatchNorm)  # new in MXNet 1.8
 _KNOWN = SyncBatchNorm, ActivatedBatchNorm, CONTRIB, _RELU, nn.BatchNorm, BatchNormBase
 _OPERATORS = {
     "BatchNorm": nn.BatchNorm,
@@ -41,7 +41,7 @@ class Norm(NamedTuple):
 
     name: str
     layer: Any  # None if the net has only a parameter that is named like a running mean
-    reason: str = ""  # why it cannot synchronize
+    reason: str = ""  # why it cannot be converted
     block: Any = None  # the SymbolBlock whose graph has the layer
     is_masked: bool = False  # the graph calls the layer with a mask
 
@@ -64,7 +64,7 @@ def norms_of(net: mx.gluon.Block) -> list[Norm]:
             reason = "" if is_plain else f"{type(block).__name__} defines {methods}"
             found.append(Norm(name, block, reason))
     known = {norm.layer.running_mean for norm in found}
-    reason = "a block calls F.BatchNorm, or has a layer in a list"
+    reason = "a block calls F.BatchNorm, or a layer that is not its child"
     return found + [
         Norm(f"{place}.{name}" if IS_GLUON_2 else name, None, reason)
         for block, place in names.items()
@@ -78,15 +78,15 @@ def synchronized_layers(net: mx.gluon.Block) -> list:
 
 
 def unsynchronized_layers(net: mx.gluon.Block) -> list[str]:
-    """Return the names of layers that train their statistics on each device alone."""
+    """Return the names of norms that are neither frozen nor our SyncBatchNorm."""
     norms = [norm for norm in norms_of(net) if not norm.is_frozen()]
     return [n.name for n in norms if not isinstance(n.layer, SyncBatchNorm)]
 
 
 def dividing_operators(net: mx.gluon.Block, outputs: Iterable) -> list[str]:
-    """Return the names of operators that divide their gradient by a device's rows.
+    """Return the names of operators that divide their gradient by a device's count.
 
-    `outputs` are recorded arrays of one device.
+    They count rows or valid labels. `outputs` are recorded arrays of one device.
     """
     hybrid = [b for b in blocks.blocks_of(net) if isinstance(b, HybridBlock)]
     found = [*map(blocks.graph_of, hybrid), *graphs.symbols_of(outputs)]
@@ -107,7 +107,7 @@ def own_methods(block: mx.gluon.Block) -> list[str]:
     known = next(base for base in cls.__mro__ if base in _KNOWN).__mro__
     own = {name for base in cls.__mro__ if base not in known for name in vars(base)}
     for name in {"forward", "hybrid_forward"} & vars(block).keys():
-        # The forward of a parallel net calls the class's forward.
+        # An attribute of this package calls the method of the class that the block has.
         if not getattr(vars(block)[name], "calls_class", False):
             own.add(name)
     if cls.__name__ == "BatchNormCudnnOff":  # GluonCV's class differs on cuDNN only
@@ -118,14 +118,14 @@ def own_methods(block: mx.gluon.Block) -> list[str]:
 # ---- SymbolBlocks.
 
 
-@dataclasses.dataclass  # MXNet would warn of the blocks in a tuple
+@dataclasses.dataclass  # MXNet warns of layers in an attribute that is a tuple
 class _Source:
     """The original graph of a SymbolBlock, and the graph that was made from it."""
 
     graph: Any
     norms: dict  # {number of a node in `graph`: Norm}
     made: Any
-    keys: list  # the keys of the layers in `made`
+    keys: list  # `Synchronization.key` of each layer in `made`
 
 
 def _keys_of(norms):
@@ -137,7 +137,7 @@ def _source_of(block):
     source = vars(block).get("_source")
     if source is None or source.made is not blocks.graph_of(block):
         source = block._source = _read(block)
-    elif source.keys != _keys_of(source.norms):  # a copied layer has another key
+    elif source.keys != _keys_of(source.norms):  # deepcopy gives layers new keys
         remake_graph(block)
     return source
 
@@ -160,9 +160,9 @@ def _read(block):
             layers[key] = _layer_of(node, inputs, block.params)
         layer = layers[key]
         computed = [n for n, i in zip(_PARAMETERS, inputs) if i not in block.params]
-        reason = f"its {' and '.join(computed)} is computed" if computed else ""
+        reason = f"the graph computes {' and '.join(computed)}" if computed else ""
         if node["op"] in _OPERATORS and used & {(number, 1), (number, 2)}:
-            reason = "its mean or variance is read"
+            reason = "the graph reads its mean or variance"
         name = layer._sync.name if is_ours(node) else _prefix(node)
         norms[number] = Norm(name, layer, reason, block, key in masked)
     return _Source(graph, norms, graph, _keys_of(norms))
@@ -201,7 +201,7 @@ def remake_graph(block: SymbolBlock) -> None:
     changes = {number: _change(nodes[number], norms[number]) for number in norms}
     replaced = {number for number, change in changes.items() if change is None}
     ours = {number for number in replaced if is_ours(nodes[number])}
-    dropped = guards_of(nodes, ours)  # new nodes come with guards
+    dropped = guards_of(nodes, ours)  # a new node brings its own layout guards
 
     def replace(number, node):
         if number in replaced:
@@ -232,9 +232,9 @@ def _change(node, norm):
 
 
 def _symbol_of(layer, is_masked):
-    """Return a call of a layer with the symbol that `graphs.rewrite` replaces."""
+    """Call a layer on the variable that `graphs.rewrite` replaces by a node's input."""
     data, settings = mx.sym.var(graphs.INPUT), settings_of(layer)
-    if is_masked:  # the node's input is the matrix of _MaskedElements
+    if is_masked:  # the node's input is a matrix (elements, channels)
         blocks.set_settings(layer, {**settings, "axis": -1})
     symbol = layer(data.as_np_ndarray() if mx.util.is_np_array() else data)
     blocks.set_settings(layer, settings)

@@ -18,7 +18,7 @@ from ..arguments import check_int
 from . import failures
 from .library import declare, load, mpi_path
 
-# Launchers set these variables to the number of processes that they have started.
+# Launchers set these to a number of processes, of the program or of this machine.
 _SIZE_VARIABLES = (
     "OMPI_COMM_WORLD_SIZE",
     "PMI_SIZE",
@@ -75,7 +75,7 @@ def init(timeout: float | None = None) -> None:
     """Connect the processes that ``mpirun`` has started.
 
     Every :class:`gluon_syncbn.SyncBatchNorm` then synchronizes with the layer of the
-    same name in all other processes; its argument `group` selects fewer. Every process
+    same name in all other processes, or in the processes of its `group`. Every process
     must call this function. Further calls do nothing. mpi4py initializes MPI, unless
     Horovod has, and finalizes MPI when the program ends.
 
@@ -184,11 +184,11 @@ def local_size() -> int:
 
 
 def shutdown() -> None:
-    """Leave the other processes, without waiting for them.
+    """Wait for this rank's pending work, then leave the other ranks.
 
-    You need not call this function at the end of a program. Other ranks that wait for
-    this rank, and layers that train in it afterwards, raise :class:`mxnet.MXNetError`.
-    You may call it before or after Horovod or mpi4py are shut down, and more than once.
+    A program need not call this function at its end. It may call it more than once,
+    before or after Horovod or mpi4py are shut down. Other ranks that wait for this
+    rank, and layers that train on this rank afterwards, raise an MXNetError.
 
     Examples
     --------
@@ -239,9 +239,9 @@ def groups_of(k: int) -> list[list[int]]:
 
 # ---- MPI.
 
-# A communicator, the names of the ranks' machines, and the requests of both. If a call
-# of `init` times out, the next call continues with them, because all ranks must make
-# the same requests.
+# A communicator, the names of the ranks' machines, and the MPI requests for both. If a
+# call of `init` times out, the next call continues with these requests, because all
+# ranks must make the same ones.
 _connection: list = []
 
 
@@ -279,8 +279,8 @@ def _connect(timeout):
 def _import_mpi4py(timeout):
     too_late = (
         f"gluon_syncbn.distributed.init(): MPI_Init waited {timeout:g} s for other "
-        "processes that the launcher started. Call init() in each of them, or import "
-        "mpi4py.MPI. This process ends."
+        "processes that the launcher started. Each of them must call init(), or at "
+        "least import mpi4py.MPI. This process ends."
     )
     load().gluon_syncbn_exit_after(timeout, too_late)
     try:
@@ -312,7 +312,7 @@ def _transport(comm):
             "wrapper mpicxx (for example `pip install mpich`), then run "
             "`pip install --force-reinstall '.[mpi]'`."
         )
-    reason = "the library has loaded another MPI"
+    reason = "its library has loaded another MPI"
     try:
         library = ctypes.CDLL(str(file))
         declare(library, file, _SIGNATURES)
@@ -322,7 +322,7 @@ def _transport(comm):
         reason = str(error)
     raise RuntimeError(
         f"gluon_syncbn must be built with the MPI of mpi4py, {_mpi_name()} "
-        f"({reason}). Install mpi4py for the other MPI, or run "
+        f"({reason}). Install mpi4py for the MPI of gluon_syncbn, or run "
         "`pip install --force-reinstall '.[mpi]'`."
     )
 

@@ -15,7 +15,7 @@ from .failures import warn
 from .interrupts import DeferredSignals
 from .processes import world
 
-# {key: layer}. A layer has `name`, `parameters`, `is_alone()` and `is_connected()`.
+# {key: the Synchronization of a layer}
 layers: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 
 
@@ -79,12 +79,12 @@ class _Guarded(mx.gluon.Trainer):
         super()._init_kvstore()
 
     def _init_params(self):
-        # MXNet queues copies of parameters with the first step. If that step fails,
-        # they could be copies of uninitialized memory.
+        # MXNet queues copies of the parameters here. If pending work has failed, it
+        # would copy uninitialized memory, so waitall raises the error first.
         if trainers.not_copied_yet(self):
             _warn_of_unconnected_layers(self)
             mx.nd.waitall()
-        with DeferredSignals():  # a kvstore refuses to initialize a key again
+        with DeferredSignals():  # an interrupted call cannot be repeated
             super()._init_params()
         if trainers.workers_of(self) > 1:
             # MXNet does not order the copies before the first gradients, so servers
@@ -100,7 +100,7 @@ class _Guarded(mx.gluon.Trainer):
             super()._allreduce_grads()
 
     def _update(self, *args, **kwargs):
-        if trainers.updates_on_kvstore(self):  # the reduction has updated
+        if trainers.updates_on_kvstore(self):  # the reduction did the update
             return super()._update(*args, **kwargs)
         _await_gradients(self)
         with DeferredSignals(), trainers.updated_once(self):
@@ -110,8 +110,8 @@ class _Guarded(mx.gluon.Trainer):
 def _await_gradients(trainer):
     """Wait for the gradients; raise an error of a gradient or of a layer.
 
-    A program that reads its loss clears the layer's error for all queued work. Then
-    MXNet computes gradients from memory that was never written, without an error.
+    If the program reads its loss, MXNet raises the layer's error and forgets it. Then
+    it computes gradients from memory that was never written, without another error.
     """
     for parameter in trainers.parameters_of(trainer):
         for gradient in gradients_of(parameter):
@@ -120,7 +120,7 @@ def _await_gradients(trainer):
 
 
 def _warn_of_unconnected_layers(trainer):
-    """Warn if workers of a kvstore normalize alone, because it sums gradients only."""
+    """Warn if workers normalize alone, because a kvstore sums only gradients."""
     workers = trainers.workers_of(trainer)
     alone = [layer.name for layer in _layers_of(trainer) if layer.is_alone()]
     if workers > 1 and alone:

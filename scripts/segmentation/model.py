@@ -27,7 +27,7 @@ def exit_code(work):
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted: --resume continues after the last epoch", file=sys.stderr)
+        print("interrupted: --resume continues after saved epochs", file=sys.stderr)
         return 130
     return 0
 
@@ -38,9 +38,9 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, description=""):
         super().__init__(description=description)
         add = self.add_argument
-        add("--data-root", default="", help="images and labels; default: digits")
+        add("--data-root", default="", help="folder; without it, scikit-learn's digits")
         add("--class-names", default="", help="in label order, separated by commas")
-        add("--ignore-label", type=int, default=255, help="unlabelled, like 255")
+        add("--ignore-label", type=int, default=255, help="ignore this label and 255")
         add("--images", type=int, default=0, help="images per split; 0 means all")
         add("--model", choices=list(MODELS), default="FastSCNN", help="GluonCV's net")
         add("--crop-size", type=int, default=96, help="pixels, a multiple of 32")
@@ -49,22 +49,23 @@ class Parser(argparse.ArgumentParser):
         add("--num-devices", type=int, default=2, help="CPU contexts share the cores")
         add("--epochs", type=int, default=12, help="passes over the training images")
         add("--batch-size", type=int, default=8, help="images on all devices together")
-        add("--lr", type=float, default=0.1, help="highest rate, after one epoch")
+        add("--lr", type=float, default=0.1, help="peak learning rate, after epoch 1")
         add("--seed", type=int, default=0, help="seed for all random numbers")
 
     def error(self, message):
         raise UserError(f"On the command line, {message} (see --help).")
 
     def settings(self, options):
-        """Return the settings in a list of options after checking their bounds."""
+        """Parse a list of options, check their bounds, and return a Namespace."""
         values = vars(self.parse_args(options))
         least = dict(num_devices=1, crop_size=32, lr=1e-9, epochs=1, seed=0, images=0)
         for name, bound in {**least, "batch_size": distributed.size()}.items():
             if not bound <= values[name] < 2**31:
-                self.error(f"{name} must be at least {bound}, got {values[name]}")
+                text = f"{name} must be at least {bound} and below 2**31"
+                self.error(f"{text}, got {values[name]}")
         if values["crop_size"] % 32:
             self.error(f"crop_size must be a multiple of 32, got {values['crop_size']}")
-        names = vars(Parser().parse_args([]))  # a script may add others
+        names = vars(Parser().parse_args([]))  # a script may add options
         return argparse.Namespace(**{name: values[name] for name in names})
 
 
@@ -103,7 +104,7 @@ class NetWithLoss(gluon.Block):
             if output.shape[2:] != label.shape[1:]:  # ICNet's coarse outputs
                 size = {"height": label.shape[1], "width": label.shape[2]}
                 output = mx.nd.contrib.BilinearResize2D(output, **size)
-            # Classes last: over an inner axis, log_softmax is twice as slow on CPUs.
+            # CPUs run log_softmax over the last axis in half the time of an inner axis.
             log_p = output.transpose((0, 2, 3, 1)).log_softmax(axis=-1)
             log_p = log_p.pick(target, axis=-1) * (label >= 0)
             losses.append(log_p.sum(axis=(1, 2)) * (-0.4 if losses else -1))
@@ -120,14 +121,14 @@ class Momentum(mx.optimizer.SGD):
         momentum = super().create_state(index, weight)
         if self.restored:
             self.restored[str(index)].copyto(momentum)
-        self.momenta = {**self.momenta, str(index): momentum}  # equal on all devices
+        self.momenta = {**self.momenta, str(index): momentum}  # all devices' are equal
         return momentum
 
 
 class Engine:
-    """A net on its devices, with its optimizer."""
+    """A net on its devices, with its optimizer. An epoch has `steps` steps."""
 
-    def __init__(self, args, num_classes, steps=1, done=0):
+    def __init__(self, args, num_classes, steps=1, epochs_done=0):
         contexts = [mx.Context(args.ctx, k) for k in range(args.num_devices)]
         net = build_model(args, num_classes, contexts)
         self.net, self.args, self.num_classes = net, args, num_classes
@@ -135,7 +136,7 @@ class Engine:
         make_parallel(self.parallel, contexts, sync_bn=args.norm == "syncbn")
         schedule = {"max_update": steps * args.epochs + 1, "warmup_steps": steps}
         rate = mx.lr_scheduler.PolyScheduler(base_lr=args.lr, pwr=0.9, **schedule)
-        options = {"momentum": 0.9, "wd": 1e-4, "begin_num_update": steps * done}
+        options = {"momentum": 0.9, "wd": 1e-4, "begin_num_update": steps * epochs_done}
         self.optimizer = Momentum(lr_scheduler=rate, **options)
         self.trainer = distributed.Trainer(net, self.optimizer)
 
@@ -150,7 +151,7 @@ class Engine:
             with autograd.record():
                 loss = self.parallel(x, y).sum()
             loss.backward()
-            self.trainer.step(float(labelled) or 1e-30)  # 0 if all are unlabelled
+            self.trainer.step(float(labelled) or 1e-30)  # step must not divide by 0
             sums += loss.asscalar(), labelled
         # MXNet's engine is unaware that static_shape graphs write statistics.
         mx.nd.waitall()
@@ -174,10 +175,10 @@ class Engine:
             counts += np.bincount(code, minlength=size * size).reshape(size, size)
             total += loss
         total, counts = summed(total), summed(counts)
-        hit, size = np.diag(counts), counts.sum()
+        hit, pixels = np.diag(counts), counts.sum()
         union = counts.sum(0) + counts.sum(1) - hit
         iou = np.sum(hit / np.maximum(union, 1)) / np.sum(union > 0)
-        scores = total[0] / size, hit.sum() / size, iou
+        scores = total[0] / pixels, hit.sum() / pixels, iou
         return dict(zip(CURVES[1:], map(float, scores)))
 
 

@@ -1,7 +1,7 @@
 // The interface of the device that a layer computes on.
 //
 // Tensors are on the device; per-channel tensors are float32 or float64. Per-channel numbers on the
-// host are double. One thread at a time calls a backend, and only between Begin and Finish.
+// host are double. One thread at a time calls a backend, Begin first, and Finish or Abandon last.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -23,8 +23,8 @@ struct Tensor {
 // Scratch memory on the device, or pinned memory of the host that the device can access.
 enum class MemoryKind { kDevice, kPinned };
 
-// Returns uninitialized memory. When the last copy of the pointer is deleted, no pending work may
-// use the memory. An allocator may change the thread's current device. Throws DeviceError.
+// Returns uninitialized memory. The caller must not delete the last copy of the pointer while work
+// uses the memory. An allocator may change the thread's current device. Throws DeviceError.
 using Allocator = std::shared_ptr<void> (*)(const Device& device, MemoryKind kind, size_t bytes);
 
 class Backend {
@@ -49,7 +49,7 @@ class Backend {
   virtual void BackwardSums(const ReductionPass& pass) = 0;
   virtual void BackwardApply(const ElementwisePass& pass) = 0;
 
-  // Copies a tensor and returns the copy, which exists until the next Keep or Forget.
+  // Copies a tensor and returns the copy, which lasts beyond Finish until the next Keep or Forget.
   virtual const void* Keep(const void* tensor, size_t bytes) = 0;
   virtual void Forget() = 0;
 };

@@ -1,5 +1,5 @@
-// Tables that are the ranks of one program, and the messages between them. Each device of a rank
-// has a thread, or one thread runs all ranks in simulated time.
+// Ranks of a program in one process. A rank is a Table (exchange/table.h), and a Network stores the
+// messages. Each device has a thread, or one thread runs all ranks in simulated time.
 #pragma once
 #include <algorithm>
 #include <deque>
@@ -36,8 +36,8 @@ class LocalTransport : public syncbn::Transport {
   void Send(int to, syncbn::Bytes message) override {
     network_->Send(rank_, to, std::move(message));
   }
-  // Messages from one rank to another arrive in order. With random numbers, all other orders are
-  // possible, and some messages are late.
+  // Messages of one sender stay in order. If `random` is set, messages of different senders arrive
+  // in any order, and some messages are late.
   bool Receive(int* from, syncbn::Bytes* message) override {
     std::lock_guard<std::mutex> lock(network_->mutex);
     auto& queue = network_->queues.at(static_cast<size_t>(rank_));
@@ -71,7 +71,7 @@ class Rank : public syncbn::Table {
     Serve();
     return Table::IsOver(&lock, waiting, now);
   }
-  // Return the text of the failure after this message, or an empty one.
+  // Returns the text of the failure after the rank has this message, or an empty text.
   std::string Handle(int from, const syncbn::Bytes& bytes) {
     network->Send(from, number, bytes);
     return Failure();
@@ -84,8 +84,9 @@ class Rank : public syncbn::Table {
   syncbn::Members layers[2] = {syncbn::Members("all"), syncbn::Members("some")};
 };
 
-// Return the contribution of the device cpu(id) to a layer's exchange.
-inline syncbn::Contribution Of(syncbn::Members* members, int id = 0, double number = 1) {
+// Returns the contribution of the device cpu(id) to a layer's exchange.
+inline syncbn::Contribution ContributionOf(syncbn::Members* members, int id = 0,
+                                           double number = 1) {
   syncbn::Contribution own;
   own.members = members;
   own.device = {"cpu", id};

@@ -1,5 +1,5 @@
-// Test exchanges of threads with random delays, a reset and moves; then failures in one process. A
-// lost wake-up ends in a timeout of the table or ctest.
+// Tests exchanges between threads with random delays, and failures in one process. A lost wake-up
+// ends in a timeout of the table or ctest.
 #include <functional>
 #include <random>
 #include <set>
@@ -25,8 +25,7 @@ Device Cpu(int id) { return {"cpu", id}; }
 // ---- threads -----------------------------------------------------------------------------------
 
 // Each device of each layer and rank has a thread, which is late now and then. The net moves to
-// devices whose names have another order than their ids, and is reset once. Then rank 0 fails, and
-// all waits end.
+// other devices, and returns after a reset. Then rank 0 fails, and all waits end.
 void Train(int ranks, int size) {
   constexpr int kLayers = 2;
   // Each step waits for the slowest thread, which takes long beside other busy programs.
@@ -35,7 +34,7 @@ void Train(int ranks, int size) {
   std::vector<std::unique_ptr<Rank>> tables;
   for (int i = 0; i < ranks; ++i) tables.push_back(std::make_unique<Rank>(network, i));
   for (const int first : {0, 8, 16, 0}) {
-    if (first == 0) {  // devices may return
+    if (first == 0) {  // only a reset lets a net return to former devices
       for (const auto& table : tables) table->Reset();
     }
     Parallel(ranks * kLayers * size, [&](int thread) {
@@ -45,7 +44,7 @@ void Train(int ranks, int size) {
       Ticket ticket;
       for (int step = 0; step < 2 * steps; ++step) {
         if (delays() % 4000 == 0) std::this_thread::sleep_for(std::chrono::microseconds(250));
-        // Another exchange, or another order of ranks and devices, makes another sum.
+        // Another exchange, or another order of ranks and devices, gives another sum.
         const auto number = [&](int rank, int device) {
           return 1.0 / (2 * step + layer + 7 * device + 11 * rank + 1);
         };
@@ -55,7 +54,8 @@ void Train(int ranks, int size) {
           for (int i = 1; i < size; ++i) sum += number(rank, first + i);
           expected += sum;
         }
-        Contribution own = Of(&tables[rank_here]->layers[layer], id, number(rank_here, id));
+        Contribution own =
+            ContributionOf(&tables[rank_here]->layers[layer], id, number(rank_here, id));
         own.phase = step % 2 == 0 ? Phase::kForward : Phase::kBackward;
         own.devices = size;
         const Numbers sum = tables[rank_here]->Contribute(own, &ticket);
@@ -63,10 +63,10 @@ void Train(int ranks, int size) {
       }
     });
   }
-  Parallel(ranks * kLayers, [&](int thread) {  // the other devices never come
+  Parallel(ranks * kLayers, [&](int thread) {  // the other devices never call
     const std::string text = ErrorOf([&] {
       Rank* const table = tables[thread / kLayers].get();
-      Contribution own = Of(&table->layers[thread % kLayers]);
+      Contribution own = ContributionOf(&table->layers[thread % kLayers]);
       own.devices = size;
       Ticket ticket;
       if (thread == 0) table->Fail("the ship sinks", true);
@@ -88,8 +88,8 @@ TEST(RandomThreads) {
 struct OneRank : Rank {
   explicit OneRank(size_t devices) : Rank(std::make_shared<Network>(1), 0), size(devices) {}
 
-  Contribution Of(int id, double number = 0, Phase phase = Phase::kForward) {
-    Contribution own = ::Of(&layers[0], id, number);
+  Contribution ContributionOf(int id, double number = 0, Phase phase = Phase::kForward) {
+    Contribution own = ::ContributionOf(&layers[0], id, number);
     own.phase = phase;
     own.devices = size;
     return own;
@@ -101,7 +101,8 @@ struct OneRank : Rank {
     return Rank::Arrive(own, ticket == nullptr ? &scratch : ticket, Time());
   }
   void Call(const std::vector<int>& ids, Ticket* tickets = nullptr) {
-    for (const int id : ids) Arrive(Of(id), tickets == nullptr ? nullptr : &tickets[id]);
+    for (const int id : ids)
+      Arrive(ContributionOf(id), tickets == nullptr ? nullptr : &tickets[id]);
   }
 
   const size_t size;
@@ -112,9 +113,9 @@ TEST(TimeoutNamesWhoIsMissing) {
   OneRank rank(3);
   Ticket tickets[3];
   rank.Call({0, 1, 2}, tickets);
-  Contribution other = rank.Of(1);
+  Contribution other = rank.ContributionOf(1);
   other.members = &rank.layers[1];
-  const Waiting other_waiting = rank.Arrive(other), waiting = rank.Arrive(rank.Of(0));
+  const Waiting other_waiting = rank.Arrive(other), waiting = rank.Arrive(rank.ContributionOf(0));
   rank.Call({2});
   CHECK(!rank.IsOver(waiting, Time(std::chrono::seconds(59))));
   CHECK(rank.IsOver(waiting, Time(std::chrono::seconds(60))));
@@ -125,7 +126,7 @@ TEST(TimeoutNamesWhoIsMissing) {
   rank.Fail("a later failure", false);
   CHECK_EQ(rank.Failure(), text);
   rank.Reset();
-  CheckHas(ErrorOf([&] { rank.Arrive(rank.Of(1, 0, Phase::kBackward), &tickets[1]); }),
+  CheckHas(ErrorOf([&] { rank.Arrive(rank.ContributionOf(1, 0, Phase::kBackward), &tickets[1]); }),
            "recover() or a conversion of the net");
 }
 
@@ -135,11 +136,11 @@ TEST(ContributionsThatDoNotFitTogether) {
                                 "forward: all devices and ranks must contribute 1 numbers"};
   for (int fault = 0; fault < 3; ++fault) {
     OneRank rank(2);
-    Contribution second = rank.Of(1);
+    Contribution second = rank.ContributionOf(1);
     if (fault == 0) second.signature.channels = 2;
     if (fault == 1) second.devices = 3;
     if (fault == 2) second.numbers = Numbers(2);
-    const Waiting waiting = rank.Arrive(rank.Of(0));
+    const Waiting waiting = rank.Arrive(rank.ContributionOf(0));
     const std::string text = ErrorOf([&] { rank.Arrive(second); });
     CHECK_EQ(waiting.exchange->error, text);
     CheckHas(text, errors[fault]);
@@ -148,25 +149,25 @@ TEST(ContributionsThatDoNotFitTogether) {
 
 // ---- other devices than before -----------------------------------------------------------------
 
-// The caller expects other devices, as if a net had moved without its graph.
+// The caller expects other devices, like a traced graph whose parameters have moved.
 TEST(AnotherDeviceThanExpected) {
   OneRank rank(2);
-  Contribution own = rank.Of(2);
+  Contribution own = rank.ContributionOf(2);
   const std::set<Device> expected{Cpu(0), Cpu(1)};
   own.expected = &expected;
   CHECK(rank.IsOver(rank.Arrive(own), Time(std::chrono::seconds(60))));
   CheckHas(rank.Failure(), "num_devices=2, but cpu(2) calls the layer as well as cpu(0), cpu(1)");
 }
 
-// A third device looks like a net that has moved, until one of the old devices calls again. The
-// old device's number must not be reduced with the third device's.
+// A call of a third device looks as if the net had moved, until an old device calls again. The
+// numbers of the two must not be reduced together.
 TEST(MoreDevicesThanTheLayerHas) {
   for (const Phase phase : {Phase::kForward, Phase::kBackward}) {
     OneRank rank(2);
     Ticket tickets[3];
     rank.Call({0, 1}, tickets);
-    const Waiting third = rank.Arrive(rank.Of(2));
-    CheckHas(ErrorOf([&] { rank.Arrive(rank.Of(0, 0, phase), &tickets[0]); }),
+    const Waiting third = rank.Arrive(rank.ContributionOf(2));
+    CheckHas(ErrorOf([&] { rank.Arrive(rank.ContributionOf(0, 0, phase), &tickets[0]); }),
              "num_devices=2, but cpu(0) calls the layer as well as cpu(2)");
     CHECK(third.exchange->over);
   }
@@ -187,10 +188,10 @@ TEST(ParticipantsChangeBetweenForwardAndBackward) {
   rank.Call({0, 1});
   Waiting waiting;
   for (const int id : {0, 2}) {
-    waiting = rank.Arrive(rank.Of(id, 10 * id, Phase::kBackward), &tickets[id]);
+    waiting = rank.Arrive(rank.ContributionOf(id, 10 * id, Phase::kBackward), &tickets[id]);
   }
   CHECK(waiting.exchange->result == Numbers{20});
-  CHECK(rank.Arrive(rank.Of(2)).exchange->over);
+  CHECK(rank.Arrive(rank.ContributionOf(2)).exchange->over);
 }
 
 }  // namespace

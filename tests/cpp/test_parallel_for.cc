@@ -1,4 +1,4 @@
-// Tests that ParallelFor calls every index once for each caller, and always makes progress.
+// Tests that ParallelFor runs each task once, also with several callers, and makes progress.
 #include <atomic>
 #include <thread>
 #include <vector>
@@ -27,7 +27,7 @@ TEST(ConcurrentCallers) {
   });
 }
 
-// A short job ends during a long one, because callers do their own work.
+// A short call ends during a long one, because callers run their own tasks.
 TEST(ShortJobBesideALongOne) {
   std::atomic<bool> long_begun{false}, short_done{false};
   std::thread long_caller([&] {

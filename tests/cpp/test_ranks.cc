@@ -165,7 +165,7 @@ class Program {
       const bool is_some = call == 2;
       if (is_some && !std::binary_search(some_.begin(), some_.end(), actor->rank)) continue;
       const int exchange = 4 * phases + call + 3 * repeat;
-      Contribution own = Of(&ranks_[actor->rank]->layers[is_some], actor->id);
+      Contribution own = ContributionOf(&ranks_[actor->rank]->layers[is_some], actor->id);
       own.numbers.push_back(NumberOf(actor->rank, actor->id, exchange));
       own.phase = is_forward ? Phase::kForward : Phase::kBackward;
       own.repeat = repeat;
@@ -227,7 +227,7 @@ TEST(RandomPrograms) {
 Rank RankOf(int rank, int size = 4) { return {std::make_shared<Network>(size), rank}; }
 
 Waiting Begin(Rank* rank, const std::vector<int>& ranks) {
-  Contribution own = Of(&rank->layers[0]);
+  Contribution own = ContributionOf(&rank->layers[0]);
   own.ranks = ranks;
   Ticket ticket;
   return rank->Arrive(own, &ticket, Time());

@@ -1,4 +1,4 @@
-"""Two processes train like one; MXNet's kvstore beside MPI.
+"""Two processes train like one.
 
 Layers synchronize over MPI. MPI or MXNet's kvstore sums gradients.
 """
@@ -16,7 +16,7 @@ from support.nd import nd
 
 pytestmark = pytest.mark.timeout(2 * SECONDS)
 
-# "servers" starts the kvstore's scheduler and server.
+# The page's program "servers" starts the kvstore's scheduler and server.
 PAGE = (ROOT / "docs" / "guides" / "kvstore.md").read_text(encoding="utf-8")
 BLOCK = r"<!-- tested: (\w+) -->\n\n```python\n(.*?)```"
 PROGRAMS = dict(re.findall(BLOCK, PAGE, re.DOTALL))
@@ -52,11 +52,11 @@ def train(net, trainer, batches, sizes):
         loss.backward()
         trainer.step(size)
         losses.append(loss.asnumpy().item())
-    mx.nd.waitall()  # MXNet may hang where a kvstore ends with work in flight
+    mx.nd.waitall()  # MXNet may hang if a kvstore ends with pending work
     return np.array(losses)
 
 sampler = distributed.ShardSampler(13, 3, seed=1)
-batches = [rows for epoch in range(3) for rows in sampler]  # the last wraps around
+batches = [rows for epoch in range(3) for rows in sampler]  # the last repeats a row
 whole = [a + b for a, b in zip(*MPI.COMM_WORLD.allgather(batches))]
 for kind in sys.argv[1:]:
     is_ours = kind == 'distributed'  # copies rank 0's parameters, and sums batch sizes
@@ -91,8 +91,8 @@ for kind in sys.argv[1:]:
 def test_training_equals_one_process(kinds):
     """Our trainer sums gradients, or MXNet's kvstore does; workers or servers update.
 
-    Each worker ends with status 0, although a net lives as long as the program.
-    ps-lite aborts a process whose kvstore lives longer than the interpreter.
+    The global `net` keeps its trainer and kvstore until a worker exits. ps-lite would
+    abort a worker whose kvstore outlives the interpreter.
     """
     run_ranks(2, PROGRAMS["servers"] + TRAIN, *kinds)
 
@@ -106,7 +106,7 @@ def test_the_program_of_the_page(tmp_path, monkeypatch):
 
 
 def test_workers_that_no_mpirun_connected_are_warned(monkeypatch):
-    """The warning names the first layer that is not alone on purpose."""
+    """The warning names the first layer whose `group` includes other processes."""
     workers_of = "gluon_syncbn.mxnet_private.trainers.workers_of"
     monkeypatch.setattr(workers_of, lambda trainer: 2)
     net = nn.HybridSequential()

@@ -1,4 +1,4 @@
-"""Blocks and nodes of every kind are converted, reverted and frozen, or named."""
+"""Every kind of layer is converted, reverted and frozen, or a warning names it."""
 
 import copy
 import warnings
@@ -37,7 +37,7 @@ from support.helpers import (
 pytestmark = gluon_1_only("blocks take no symbols")
 
 DATA = mx.sym.var("data")
-# Four axes, because BatchNormWithReLU takes no others.
+# BatchNormWithReLU needs four axes.
 X = np.random.default_rng(0).normal(3, 2, (6, 3, 1, 1)).astype("float32")
 
 
@@ -57,12 +57,12 @@ KINDS = {
     "layer": nn.BatchNorm,
     "contrib": partial(MXNETS_LAYER, num_devices=1),
     "leaky": partial(SyncBatchNorm, activation="leaky_relu"),
-    "node": node,  # it does not name its epsilon
+    "node": node,  # the default of eps is 1e-3
     "contrib node": partial(node, mx.sym.contrib.SyncBatchNorm, **CONTRIB),
     "our nodes": two_nodes,
     "leaky node": lambda: SymbolBlock(KINDS["leaky"]()(DATA), DATA),
 }
-if hasattr(nn, "BatchNormReLU"):  # MXNet 1.8 brought it
+if hasattr(nn, "BatchNormReLU"):  # new in MXNet 1.8
     KINDS["relu"] = nn.BatchNormReLU
     KINDS["relu node"] = partial(node, mx.sym.contrib.BatchNormWithReLU, eps=1e-5)
 
@@ -90,23 +90,23 @@ class Nets:
         found = self.child.collect_params(".*(running|moving)_(mean|var)").values()
         return [[value(p, k) for p in found] for k in range(len(self.devices))]
 
-    def check(self, kind):
-        """Check outputs, and which statistics a call changes."""
+    def check(self, call):
+        """Check a call, which normalizes the "whole" batch, or each shard "alone"."""
         shards = self.devices.split(X)
         arrays = [shard.asnumpy() for shard in shards]
         for net in self.nets:
             before = self.statistics()
-            if kind == "prediction":
+            if call == "prediction":
                 ys = self.devices.map(net, shards)
             else:
                 with autograd.record():
                     ys = self.devices.map(net, shards)
                 # MXNet's own layer updates its statistics in backward.
                 self.devices.map(lambda y: y.backward(), ys)
-            trains = kind in ("whole", "alone")
+            trains = call in ("whole", "alone")
             assert np.array_equal(before, self.statistics()) != trains
             if trains:
-                batches = [X] if kind == "whole" else arrays
+                batches = [X] if call == "whole" else arrays
                 found = [
                     reference.forward(x, *reference.IDENTITY, 1, self.eps)
                     for x in batches
@@ -120,7 +120,7 @@ class Nets:
                     for x, running in zip(arrays, before)
                 ]
             expected = np.concatenate(expected)
-            if self.activation in ("relu", "leaky_relu"):
+            if self.activation in ("relu", "leaky_relu"):  # other kinds have none
                 expected = reference.activate(expected, self.activation, slope=0.01)
             assert_near(whole(ys), expected, count=6, scale=10)
 
@@ -174,7 +174,7 @@ def test_mxnets_synchronized_layer_is_reverted(kind):
     assert "_contrib_SyncBatchNorm" not in operators(nets.nets[0])
 
 
-# ---- Batch normalization that cannot be converted is named.
+# ---- A warning names batch normalization that cannot be converted.
 
 
 class Own(HybridBlock):
@@ -257,7 +257,7 @@ def test_a_bad_setting_changes_nothing(bad, group, pattern):
 
 @pytest.mark.parametrize("fixed", [True, False])
 @pytest.mark.parametrize("kind", ["layer", "node"])
-def test_gamma_that_is_not_used_is_1_in_files(kind, fixed):
+def test_an_unused_gamma_becomes_1(kind, fixed):
     for act in convert_sync_batchnorm, revert_sync_batchnorm:
         net = nn.BatchNorm(scale=not fixed, in_channels=3)
         if kind == "node":
@@ -289,7 +289,7 @@ def test_a_graph_needs_the_number_of_its_devices():
 
 
 def test_a_trainer_waits_for_the_layers_of_a_graph():
-    net = SymbolBlock(SyncBatchNorm(in_channels=1)(DATA), DATA)  # its own parameters
+    net = SymbolBlock(SyncBatchNorm(in_channels=1)(DATA), DATA)  # has new parameters
     net.initialize()
     trainer = Trainer(convert_sync_batchnorm(net).collect_params(), "sgd")
     assert type(trainer) is not Trainer  # a subclass that waits
@@ -323,7 +323,7 @@ def test_statistics_that_layers_share(is_graph, mode):
 
 @pytest.mark.parametrize("normalization", ["null", "valid"])
 def test_a_gradient_that_is_divided_by_rows(normalization):
-    """MXNet's loss operator is in the net, in a graph and imperatively."""
+    """MXNet's loss operator is found in a SymbolBlock and in a net without a graph."""
     options = {"normalization": normalization, "use_ignore": True}
 
     class Net(HybridBlock):
@@ -358,11 +358,11 @@ class Masked(HybridBlock):
 
 
 def test_a_graph_with_a_mask():
-    """The graph is not reverted, because BatchNorm accepts no mask."""
+    """Only a frozen graph with a mask is reverted, as BatchNorm accepts no mask."""
     x, mask = mx.nd.array([[[1.0], [3.0], [999.0]]]), mx.nd.array([[1, 1, 0]])
     inputs = DATA, mx.sym.var("mask")
     net = SymbolBlock(Masked()(*inputs), inputs)
-    net.initialize(mx.init.One())  # beta also
+    net.initialize(mx.init.One())  # beta is also 1
     for _ in range(2):
         with autograd.record():
             y = net(x, mask)

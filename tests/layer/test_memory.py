@@ -1,4 +1,4 @@
-"""Memory of a process does not grow, and inputs of layers are freed in time."""
+"""A process's memory does not grow, and layers keep inputs only while they must."""
 
 import json
 
@@ -22,7 +22,7 @@ from support.helpers import differentiate, status
 
 net = nn.HybridSequential()
 net.add(nn.Conv2D(16, 3, padding=1), nn.BatchNorm(), nn.Dropout(0.3))
-# gamma starts at 0: backward keeps the input of this layer
+# gamma starts at 0, so forward keeps the input of this layer for backward
 net.add(gluon_syncbn.SyncBatchNorm(activation='leaky_relu', gamma_initializer='zeros'))
 net.add(nn.Conv2D(8, 3, padding=1))
 net = gluon_syncbn.make_parallel(net, devices.contexts)
@@ -56,7 +56,7 @@ net = nn.HybridSequential()
 net.add(Same(), layer, Same())
 set_mode(net, 'static_shape')
 x = nd.ones((8, 8, 512, 256))
-x[:4] = 0  # x is kept for constant channels
+x[:4] = 0  # otherwise channels are constant, so x is kept
 
 def resident(gamma):
     layer.gamma.set_data(nd.full(8, gamma))
@@ -72,7 +72,7 @@ def resident(gamma):
 print(json.dumps([resident(0.0), resident(1.0)]))
 """
 
-RETURNED = {"GLUON_SYNCBN_KEEP_MEMORY": "0"}
+RETURN_FREED_MEMORY = {"GLUON_SYNCBN_KEEP_MEMORY": "0"}
 
 
 def result_of(program, steps, **options):
@@ -83,7 +83,7 @@ def result_of(program, steps, **options):
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize(
     "steps, variables",
-    [(1000, {}), pytest.param(5000, RETURNED, marks=pytest.mark.full)],
+    [(1000, {}), pytest.param(5000, RETURN_FREED_MEMORY, marks=pytest.mark.full)],
 )
 def test_steps_of_changing_shapes_do_not_grow(steps, variables):
     used = result_of(TRAIN, steps, timeout=270, **variables)
@@ -92,6 +92,6 @@ def test_steps_of_changing_shapes_do_not_grow(steps, variables):
     assert later_threads <= threads + 1, used
 
 
-def test_inputs_are_kept_no_longer_than_gamma_asks_for():
-    with_zero, with_one = result_of(KEPT_INPUTS, 1, timeout=120, **RETURNED)
+def test_inputs_are_kept_only_while_gamma_is_0():
+    with_zero, with_one = result_of(KEPT_INPUTS, 1, timeout=120, **RETURN_FREED_MEMORY)
     assert with_zero - with_one > 28 * 1024  # x of 32 MB

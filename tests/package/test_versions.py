@@ -10,7 +10,7 @@ from support.helpers import ROOT, output_of, run_python
 
 
 def import_beside(folder, mxnet):
-    """Import the package where MXNet consists of one line; return the last line."""
+    """Import the package beside an mxnet.py of one line; return stderr's last line."""
     (folder / "mxnet.py").write_text(mxnet)
     path = f"{folder}:{ROOT}"
     result = run_python("import gluon_syncbn", PYTHONPATH=path)
@@ -59,7 +59,7 @@ def test_names_that_numpy_has_are_left_alone():
 
 
 def test_one_version_for_all():
-    """setup.py and the documentation read the same file."""
+    """CHANGELOG.md and CITATION.cff have the version of the package."""
     version = gluon_syncbn.__version__
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert re.search(r"^## (\d.*)$", changes, re.MULTILINE).group(1) == version

@@ -1,6 +1,6 @@
 """A process forks and exits without a hang while operators of the layer are pending.
 
-MXNet's own handlers stop the threads of custom operators before they wait for work.
+MXNet's own handlers stop the threads of custom operators, then wait for their work.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -30,9 +30,9 @@ def push_step():
         ys = devices.map(net, devices.split(x))
     devices.map(lambda y: y.backward(), ys)
 
-def push_a_wait_in_vain():
+def push_call_of_one_device():
     net.hybridize()
-    push_step()  # the first one is waited for
+    push_step()  # then the layers know their devices
     mx.nd.waitall()
     with autograd.record():
         return devices.map(lambda x: net(x) if x is not None else None, [x, None])
@@ -75,15 +75,15 @@ for _ in range(3):
 """
 
 PROGRAMS = {
-    "exit while a device waits in vain": "push_step(); y = push_a_wait_in_vain()",
+    "exit while a device waits in vain": "push_step(); y = push_call_of_one_device()",
     "exit after an error in a loss's backward": AFTER_AN_ERROR,
-    # The wait before the fork would drop the layer's error, which a later call raises.
+    # The layer would time out if the thread could not queue its call during the fork.
     "fork while another thread queues": """
 gluon_syncbn.set_timeout(5)
 layer = gluon_syncbn.SyncBatchNorm(num_devices=2)
 layer.initialize(ctx=contexts)
 begins = threading.Event()
-os.register_at_fork(before=begins.set)  # runs before the package's
+os.register_at_fork(before=begins.set)  # runs before the package's handler
 
 def call(shard):
     with autograd.train_mode():
@@ -103,7 +103,7 @@ mx.nd.waitall()
 """,
     "a failure before a fork is not lost": """
 gluon_syncbn.set_timeout(1)
-y = push_a_wait_in_vain()
+y = push_call_of_one_device()
 fork()
 try:
     push_step()
@@ -114,18 +114,18 @@ else:
 gluon_syncbn.recover()
 push_step()
 mx.nd.waitall()
-y = push_a_wait_in_vain()
-# Below Python 3.10 a fork holds the GIL, so the wait before it must not need the GIL.
+y = push_call_of_one_device()
+# A fork holds the GIL before Python 3.10, so the package's wait must not need it.
 subprocess._USE_VFORK = False
 subprocess.run(['true'], check=True)
 gluon_syncbn.recover()
 """,
-    "a fork makes other threads": """
+    "a forked child makes its own threads": """
 def in_child():
     assert devices.map(int) == [0, 0]
 
 devices.map(int)
-# While another thread has its turn.
+# Fork while another thread is in `devices.map`.
 begun, end = threading.Event(), threading.Event()
 thread = threading.Thread(target=devices.map, args=(lambda: begun.set() or end.wait(),))
 thread.start()
@@ -143,7 +143,7 @@ def interrupt():
     os._exit(1)
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
-devices.map(lambda: fork(interrupt))  # no section in the child defers signals
+devices.map(lambda: fork(interrupt))  # the child does not defer signals
 """,
 }
 
@@ -162,7 +162,7 @@ def test_exits_and_forks(name):
     errors = run(PROGRAMS[name])
     is_printed = "before a fork: " in errors
     assert is_printed == name.startswith("a failure before a fork")
-    # MXNet's own text begins with the class since 1.7.
+    # MXNet's error texts begin with "MXNetError" since version 1.7.
     assert "MXNetError" not in errors.replace("before a fork: MXNetError", "")
 
 
@@ -190,7 +190,7 @@ def press():
     os.kill(os.getpid(), signal.SIGINT)
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
-ys = push_a_wait_in_vain()
+ys = push_call_of_one_device()
 threading.Thread(target=press).start()
 try:
     mx.nd.waitall()
@@ -206,7 +206,7 @@ mx.nd.waitall()
 
 STOPPED = """
 gluon_syncbn.set_timeout(3)
-push_step()  # the first one is waited for
+push_step()  # later calls do not trace the net
 mx.nd.waitall()
 
 def late(x):
@@ -222,7 +222,7 @@ mx.nd.waitall()
 
 
 def test_waits_of_some_seconds():
-    """One program is interrupted after 10 s. In the other a stop counts as no wait."""
+    """Ctrl-C ends a wait. The timeout excludes time in which a process is stopped."""
     with ThreadPoolExecutor(2) as threads:
         errors, _ = threads.map(run, [CTRL_C, STOPPED])
     assert errors.count("Missing: cpu(1)") == 1
