@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def short_timeout():
-    """Let layers wait for 20 s at most, and end a failure that a test leaves."""
+    """Limit waits of layers to 20 s, and recover if a layer failed in the test."""
     previous = gluon_syncbn.get_timeout()
     gluon_syncbn.set_timeout(20)
     yield
@@ -44,7 +44,7 @@ def short_timeout():
 
 @pytest.fixture
 def ctrl_c():
-    """Handle SIGINT as in a terminal, also in children. Background jobs ignore it."""
+    """Handle SIGINT, which shells make background jobs and their children ignore."""
     former = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, former)

@@ -76,11 +76,11 @@ class SyncBatchNorm(nn.BatchNorm):
         * A list of such lists: the list that contains the rank of this process. See
           :func:`gluon_syncbn.distributed.groups_of`.
     activation : None, "identity", "relu" or "leaky_relu", default None
-        Function that is applied to the normalized values in the same pass over memory.
-        "leaky_relu" and "identity" also save memory: backward reconstructs the
-        normalized values from the output, so MXNet frees the input after forward. Do
-        not write to such an output before backward. A layer keeps a copy of its input
-        if the values of a channel cannot be reconstructed exactly.
+        Function that is applied after the normalization, in the same pass over memory.
+        "leaky_relu" and "identity" also save memory: backward reconstructs the input
+        from the output, so MXNet frees the input after forward. Do not write to such an
+        output before backward. A layer keeps a copy of its input if a channel cannot be
+        reconstructed accurately.
     slope : float or None, default None
         Factor of negative values for "leaky_relu". None means 0.01.
     nonfinite : "propagate", "skip" or "raise", default "propagate"
@@ -221,7 +221,7 @@ class SyncBatchNorm(nn.BatchNorm):
         is_graph = is_traced([x])
         is_frozen = self._kwargs["use_global_stats"]
         self._sync.register(self._reg_params.values())
-        # A symbol that the program makes itself, outside of a trace, has no context.
+        # If the program calls the layer with a symbol, there is no context to check.
         has_context = not is_graph or traced_block() is not None
         if autograd.is_training() and not is_frozen and has_context:
             self._check_enough_contexts()
@@ -236,7 +236,7 @@ class SyncBatchNorm(nn.BatchNorm):
         try:
             if is_frozen:
                 return call_with_parameters(self, *inputs)
-            make_plain(x)
+            make_plain(x)  # row-major, not oneDNN's blocked layout
             return plain_gradient(call_with_parameters(self, *inputs))
         except mx.MXNetError:
             self._check_shape(x)
@@ -322,9 +322,9 @@ class SyncBatchNorm(nn.BatchNorm):
         if contexts and expected > len(contexts):
             raise ValueError(
                 f"SyncBatchNorm '{self.name}': num_devices must be at most "
-                f"{len(contexts)}, because the layer is initialized on "
-                f"{comma_list(contexts)}, got {expected}. Initialize it on {expected} "
-                "contexts, or leave num_devices out."
+                f"{len(contexts)}, got {expected}. The layer is initialized on "
+                f"{comma_list(contexts)}. Initialize it on {expected} contexts, or "
+                "leave num_devices out."
             )
         shared = [c for c in failures.here.contexts if c in contexts]
         if expected == 1 < len(shared):
@@ -391,7 +391,6 @@ class _MaskedElements:
         return self._F.where(self._is_valid, elements, self._F.zeros_like(elements))
 
     def _swapped(self, array):
-        """Return an array with the axis of the channels in the last place, or back."""
         if self._axis == -1:
             return array
         return self._F.swapaxes(array, dim1=self._axis, dim2=-1)

@@ -92,7 +92,7 @@ def parse(symbol: Any) -> dict:
     """Return a symbol's JSON form, whose ``nodes`` are in topological order.
 
     A node has ``op`` ("null" for a variable), ``name``, ``attrs`` (a dict of strings)
-    and ``inputs``, which begin with the numbers of a node and its output.
+    and ``inputs``. An input is a list [number of a node, number of its output, ...].
     """
     graph = json.loads(to_json(symbol))
     for node in graph["nodes"]:
@@ -145,7 +145,7 @@ def record_operator() -> mx.nd.NDArray:
 
 @functools.lru_cache(maxsize=None)
 def _marked(grad_req, context):
-    """Return a variable of no other graph; MXNet records operators that read it."""
+    """Return a variable that no net reads. MXNet records operators that read it."""
     array = mx.nd.zeros((1,), ctx=context)
     array.attach_grad(grad_req)
     return array
@@ -168,7 +168,7 @@ def symbols_of(arrays: Iterable) -> list[Any]:
 
 _owned: dict = {}  # {number: [MXNet's list of callbacks, object]}
 _numbers = itertools.count(1)
-# A Python function could be interrupted by a signal's handler, and drop nothing.
+# A Python function could be interrupted by a signal's handler, and drop no object.
 _disown = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_owned.__delitem__)
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_disown))  # graphs may outlive this module
 
@@ -177,7 +177,7 @@ def owning_zero(owner: Any, array: mx.nd.NDArray) -> mx.nd.NDArray:
     """Return a recorded 0 to add to an array; its graph keeps `owner` alive."""
     shape, number = (1,) * array.ndim, next(_numbers)
     zeros = [mx.nd.zeros(shape, array.context, array.dtype) for _ in range(2)]
-    zeros[0].attach_grad("null")  # MXNet records the operator, but not its backward
+    zeros[0].attach_grad("null")  # the operator is recorded, but has no backward
     functions = (ctypes.c_void_p * 2)(None, ctypes.cast(_disown, ctypes.c_void_p))
     arguments = (ctypes.c_void_p * 2)(None, number)
     pointer = ctypes.POINTER(ctypes.CFUNCTYPE(ctypes.c_int))
@@ -186,7 +186,7 @@ def owning_zero(owner: Any, array: mx.nd.NDArray) -> mx.nd.NDArray:
     source, result = (mx.base.c_handle_array([zero]) for zero in zeros)
     reference = ctypes.byref(callbacks)
     mx.base.check_call(_LIB.MXCustomFunctionRecord(1, source, 1, result, reference))
-    owned.append(owner)  # an exception before it would keep the owner forever
+    owned.append(owner)  # not earlier, because only a recorded graph drops it
     return zeros[1]
 
 
@@ -269,10 +269,10 @@ def differentiate(
 def drop(heads: Sequence) -> None:
     """Free the graphs behind some heads without running their backward.
 
-    MXNet frees the graphs of all heads of a backward. Only the additional head depends
-    on the variable, so this backward runs no operator of the graphs.
+    MXNet frees the graphs of all heads of a backward. This backward has an additional
+    head, and computes the gradient of its variable only. No other operator runs.
     """
-    # A backward would detach a variable that has no gradient, so this one has one.
+    # MXNet would detach a variable without a gradient.
     variable = _marked("write", heads[0].context)
     was_recording = autograd.set_recording(True)
     try:

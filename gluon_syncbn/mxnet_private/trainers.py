@@ -30,10 +30,10 @@ def not_copied_yet(trainer: mx.gluon.Trainer) -> list:
     return [p for p in trainer._params_to_init if not p._deferred_init]
 
 
-def sums_in_this_process(trainer: mx.gluon.Trainer, cls: Any) -> bool:
-    """Return True unless a trainer of this class sums gradients over processes."""
-    is_plain = cls._allreduce_grads is mx.gluon.Trainer._allreduce_grads
-    return is_plain and _is_local(trainer._kvstore_params["kvstore"])
+def sums_in_this_process(trainer: mx.gluon.Trainer, own_class: Any) -> bool:
+    """Return True unless the trainer may sum gradients over processes."""
+    is_inherited = own_class._allreduce_grads is mx.gluon.Trainer._allreduce_grads
+    return is_inherited and _is_local(trainer._kvstore_params["kvstore"])
 
 
 def _is_local(kvstore):
@@ -57,7 +57,7 @@ def update_on_devices(trainer: mx.gluon.Trainer) -> None:
     is_parallel = any(map(is_replicated, trainer._params))
     if not is_parallel or not is_local or trainer._contains_sparse_weight:
         return
-    # A kvstore has its own weights, so it would miss what the program writes to them.
+    # A kvstore would update its own copies of weights that the program has changed.
     trainer._kvstore_params["update_on_kvstore"] = False
     if trainer._update_on_kvstore:
         states = trainer._kvstore._updater.get_states()
@@ -70,15 +70,16 @@ def update_on_devices(trainer: mx.gluon.Trainer) -> None:
 def reduced_once(trainer: mx.gluon.Trainer) -> Iterator[None]:
     """Reduce the gradients of parallel nets between processes only.
 
-    Each device has the sum over this process. So one gradient of each parameter is
-    reduced, and the result is copied to each device.
+    Each device already has the sum over this process. So at most one gradient of each
+    parameter is reduced, and the result is copied to each device.
     """
     is_local = trainer._kvstore and not trainer._distributed
-    is_reduced = is_local and not trainer._update_on_kvstore
+    is_skipped = is_local and not trainer._update_on_kvstore
     summed = [p for p in trainer._params if is_summed(p) and gradients_of(p)]
-    with _one_replica_each(trainer, summed, "null" if is_reduced else None):
+    # A Trainer skips parameters whose grad_req is "null".
+    with _one_replica_each(trainer, summed, "null" if is_skipped else None):
         yield
-    if not is_reduced:
+    if not is_skipped:
         for parameter in summed:
             gradients = gradients_of(parameter)
             copy_to_others(gradients[0], gradients)
@@ -87,10 +88,10 @@ def reduced_once(trainer: mx.gluon.Trainer) -> Iterator[None]:
 @contextlib.contextmanager
 def updated_once(trainer: mx.gluon.Trainer) -> Iterator[None]:
     """Update a parallel net's parameters on the first device, then copy them."""
-    # An optimizer may draw random numbers or count its updates.
     parallel = [p for p in trainer._params if is_replicated(p) and gradients_of(p)]
-    for kind in "_grad", "_data":
+    for kind in "_grad", "_data":  # copies what the program wrote to one array
         collect_lent(parallel, kind)
+    # An optimizer that draws random numbers would update each device differently.
     with _one_replica_each(trainer, parallel):
         yield
     for parameter in parallel:

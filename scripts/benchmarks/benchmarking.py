@@ -56,7 +56,7 @@ def take_turns(steps, repetitions, warm_up=3):
 
 
 def statistics(seconds):
-    """Return the median, 10th and 90th percentile (ms) and the number of times."""
+    """Return the 10th, 50th and 90th percentile (ms), and the number of repetitions."""
     names = "p10_ms", "median_ms", "p90_ms"
     values = np.percentile(seconds, [10, 50, 90]) * 1e3
     rounded = {name: round(float(ms), 4) for name, ms in zip(names, values)}

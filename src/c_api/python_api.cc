@@ -1,5 +1,5 @@
-// The functions that Python calls through ctypes. An int result is 0, or -1 with the text in
-// gluon_syncbn_last_error, unless a comment says otherwise.
+// The functions that Python calls through ctypes. The result -1 means an error, whose text
+// gluon_syncbn_last_error returns.
 #include <unistd.h>
 
 #include <algorithm>
@@ -52,7 +52,7 @@ syncbn::Options ToOptions(const LayerOptions& given) {
   options.fix_gamma = given.fix_gamma != 0;
   options.unbiased_running_var = given.unbiased_running_var != 0;
   options.nonfinite = static_cast<syncbn::NonFinite>(given.nonfinite);
-  // Backward can compute x_hat from y, but not through a ReLU, which has no inverse.
+  // If there is an activation with an inverse, backward reads y, and MXNet can free x.
   options.from_output = given.activation == 1 || given.activation == 3;
   if (given.activation >= 2) options.activation.function = syncbn::Function::kLeakyRelu;
   options.activation.slope = given.slope;
@@ -135,9 +135,10 @@ SYNCBN_EXPORT(void, gluon_syncbn_note_time, void* /*run_context*/, void* seconds
   *static_cast<double*>(seconds) = std::chrono::duration<double>(now).count();
 }
 
-// MXNet's engine runs this to order other work.
+// MXNet's engine runs this no-op between earlier and later work on the same arrays.
 SYNCBN_EXPORT(void, gluon_syncbn_do_nothing, void* /*run_context*/, void* /*parameter*/) {}
 
+// `locate` passes the lines that the program executes to gluon_syncbn_tell_where, for errors.
 SYNCBN_EXPORT(void, gluon_syncbn_set_locator, void (*locate)()) { syncbn::SetLocator(locate); }
 
 SYNCBN_EXPORT(void, gluon_syncbn_tell_where, const char* text) { syncbn::ReportWhere(text); }
@@ -153,8 +154,8 @@ SYNCBN_EXPORT(const char*, gluon_syncbn_failure) {
   return text.c_str();
 }
 
-SYNCBN_EXPORT(int, gluon_syncbn_fail_all, const char* text, int everywhere) {
-  return CatchAll([&] { Table::Get().Fail(text, everywhere != 0); });
+SYNCBN_EXPORT(int, gluon_syncbn_fail_all, const char* text, int tell_ranks) {
+  return CatchAll([&] { Table::Get().Fail(text, tell_ranks != 0); });
 }
 
 SYNCBN_EXPORT(int, gluon_syncbn_reset_all) {
@@ -182,7 +183,7 @@ SYNCBN_EXPORT(int, gluon_syncbn_distributed_open, void* transport) {
   });
 }
 
-// Sets numbers[i] to the sum over all ranks. Calls with the same name match by their order.
+// Sets numbers[i] to the sum over all ranks. All ranks' n-th calls with a name form one sum.
 SYNCBN_EXPORT(int, gluon_syncbn_distributed_sum, const char* name, const char* signature,
               double* numbers, int64_t size, double timeout) {
   return CatchAll([&] {
@@ -201,8 +202,8 @@ SYNCBN_EXPORT(int, gluon_syncbn_distributed_leave) {
   return CatchAll([&] { Table::Get().Leave(); });
 }
 
-// Prints this text and ends the process after `seconds`, unless the function is called again
-// earlier. A thread of Python could not do so while mpi4py calls MPI_Init with the GIL.
+// Prints `text` and ends the process after `seconds`, unless another call comes earlier. A call
+// with an empty text does nothing else. No thread of Python could run while MPI_Init has the GIL.
 SYNCBN_EXPORT(int, gluon_syncbn_exit_after, double seconds, const char* text) {
   static std::atomic<int> calls{0};
   return CatchAll([&, text = std::string(text)] {
@@ -217,7 +218,7 @@ SYNCBN_EXPORT(int, gluon_syncbn_exit_after, double seconds, const char* text) {
   });
 }
 
-// Waits until all other ranks have left, at most for the timeout.
+// Leaves, and waits until all other ranks have left, at most for the timeout.
 SYNCBN_EXPORT(int, gluon_syncbn_distributed_stop, double timeout) {
   return CatchAll([&] {
     constexpr double kAfterFailure = 10;  // a rank that hangs never leaves

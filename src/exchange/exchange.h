@@ -2,9 +2,9 @@
 //
 // The ranks form a tree, and each rank's devices are leaves of it. A rank reduces the numbers of
 // its devices and child ranks in the order of ranks and devices, and sends the result to its
-// parent. The root sends the total back. Up to 32 ranks are children of the first one. More ranks
-// form groups of 32 neighbours, and the first ranks of the groups form such a tree again. So a
-// subtree is an interval of ranks, and a result never depends on the order of arrival.
+// parent. The root sends the total back. If there are at most 32 ranks, the first is the parent of
+// the others. More ranks form groups of 32 neighbours, and the first ranks of the groups form such
+// a tree again. A subtree is an interval of ranks, so no result depends on the order of arrival.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -31,8 +31,8 @@ enum class Operation : int32_t { kSum, kMoments };
 // Merges moments into `to`.
 void MergeMoments(const Numbers& from, Numbers* to);
 
-// Identifies an exchange on all devices and ranks. Each key is used once. Contributions match by
-// key, never by order, so a layer can have several pending exchanges.
+// Identifies an exchange on all devices and ranks. Each key is used once. Contributions with
+// equal keys form an exchange, so a layer can have several pending exchanges.
 struct Key {
   bool is_local = false;  // no other rank takes part or sees the key
   std::string layer;      // the name of the layer or call, equal on all ranks
@@ -48,7 +48,7 @@ inline bool operator<(const Key& a, const Key& b) {
          std::tie(b.is_local, b.call, b.phase, b.repeat, b.layer);
 }
 
-// The properties that must be equal at all places.
+// The properties that must be equal on all devices and ranks.
 struct Signature {
   Operation operation = Operation::kSum;
   DType dtype = DType::kFloat32;
@@ -63,7 +63,7 @@ inline bool operator==(const Signature& a, const Signature& b) {
          std::tie(b.operation, b.dtype, b.channels, b.axis, b.epsilon, b.text);
 }
 
-// A device of this rank, or a child rank. Parts are reduced in the order of their places.
+// A device of this rank, or a child rank, which contributes a Part.
 struct Place {
   int rank = 0;
   Device device{};
@@ -73,7 +73,7 @@ inline bool operator<(const Place& a, const Place& b) {
   return std::tie(a.rank, a.device) < std::tie(b.rank, b.device);
 }
 
-// The contribution of a place.
+// The contribution of a Place.
 struct Part {
   Numbers numbers;
   std::vector<int64_t> shape{};  // the shape of the device's data, for errors
@@ -101,7 +101,7 @@ struct Exchange {
   Signature signature;
   std::vector<int> ranks;  // ascending; empty for this process alone
   Position position;
-  Place first;  // the first device, or the first child rank while no device has arrived
+  Place first;  // the first device to arrive, else the first child rank; for errors
   std::map<Place, Part> parts;
   Members* members = nullptr;  // null for a named sum, or while no device has arrived
   size_t devices = 0;          // how many must arrive; 0 while none has
@@ -116,7 +116,7 @@ struct Exchange {
   bool AllDevicesAreHere() const { return devices > 0 && arrived == devices; }
   // Returns the children whose part is missing, or the parent if its answer is missing.
   std::vector<Subtree> Missing() const;
-  // Reduces the parts in their order, and clears them. Throws Error if their sizes differ.
+  // Reduces the parts in the order of their places and clears them. Throws Error if sizes differ.
   Numbers Reduce();
 };
 

@@ -47,7 +47,7 @@ inline std::string Describe(const Activation& f, bool from_output) {
                         from_output ? " from y" : " from x");
 }
 
-// The error of a sum includes the errors of its terms, and the error of as many largest terms.
+// The tolerance includes the errors of the terms, and SumError bounds the error of adding them.
 template <typename Kernels>
 void TestSums(Problem& p, const PassInput& input) {
   const std::string label = p.label + " " + Describe(input.activation, input.from_output);
@@ -74,8 +74,8 @@ void TestSums(Problem& p, const PassInput& input) {
 
 enum class Place { kApart, kOnFirst, kOnDy };
 
-// Calls apply(t, dy, mode, out), which writes to separate memory, initially NaN, or in place of an
-// input, and checks the output.
+// Calls apply(first, dy, mode, out), where `first` is x or y. Then checks `out`, which is an input
+// or separate memory that is initially NaN.
 template <typename Apply>
 void TestWrite(Problem& p, WriteMode mode, Place place, const std::string& what,
                const Expected& expected, const Apply& apply) {
@@ -120,8 +120,8 @@ void TestNormalize(Problem& p, const Activation& activation) {
 template <typename Kernels>
 void TestBackwardApply(Problem& p, PassInput input) {
   const Expected dx = p.Dx(input);
-  const auto differentiate = [&](const void* t, const void* dy, WriteMode mode, void* out) {
-    input.in = t;
+  const auto differentiate = [&](const void* first, const void* dy, WriteMode mode, void* out) {
+    input.in = first;
     input.dy = dy;
     Kernels::BackwardApply({input, p.scale_xmu.data(), p.shift.data(), mode, out});
   };
@@ -179,7 +179,7 @@ void TestKink(DType dtype, const Fusion& fusion) {
   TestBackwardApply<Kernels>(p, p.Backward(fusion.activation, fusion.from_output));
 }
 
-// float32 holds x and dx, but not the coefficient of xmu, which is about dx / x.
+// float32 can hold x and dx, but not scale_xmu, the factor of x - mean in dx, about dx / x.
 template <typename Kernels>
 void TestWideRange(DType dtype, double deviation) {
   for (int64_t inner : {1, 70}) {
@@ -195,7 +195,7 @@ void TestWideRange(DType dtype, double deviation) {
   }
 }
 
-// Every value of float16 passes through unchanged, and sums are rounded to nearest even.
+// Every float16 value times 1 is unchanged. Other products are rounded to nearest even.
 template <typename Kernels>
 void TestConversions() {
   constexpr DType dtype = DType::kFloat16;
@@ -203,7 +203,7 @@ void TestConversions() {
   Tensor x(dtype, kValues), y(dtype, kValues);
   for (int64_t i = 0; i < kValues; ++i) x.SetHalf(i, static_cast<uint16_t>(i));
   const Vector<double> zero{0};
-  // Scaling by powers of two reaches subnormals and infinity; the other scale makes ties.
+  // Scaling by powers of two reaches subnormals and infinity; the other scales make ties.
   for (double scale : {1.0, 0x1p-9, 0x1p9, 0x1p-3, 1.0 + 0x1p-7, 1.0 + 0x1p-10}) {
     const Vector<double> factor{scale};
     PassInput input{dtype, {1, 1, kValues}, x.data()};
@@ -240,12 +240,12 @@ void TestAll(const std::vector<Layout>& layouts, bool thorough = false) {
   const Fusion identity_of_y{{}, true}, steep_of_y{{Function::kLeakyRelu, 1.5}, true};
   const std::vector<Fusion> all = {relu, steep, leaky_of_y, identity_of_y, steep_of_y};
   for (DType dtype : kDTypes) {
-    bool even = true;  // each alignment has half of the activations, alternately
+    bool even = true;  // two alignments have two activations each; the next layout swaps them
     for (const Layout& layout : layouts) {
       for (int misalign : {0, 1}) {
-        const std::vector<Fusion> half =
+        const std::vector<Fusion> two =
             even ? std::vector<Fusion>{relu, steep_of_y} : std::vector<Fusion>{steep, leaky_of_y};
-        TestCase<Kernels>({dtype, layout, misalign, 0.5, 1}, thorough ? all : half);
+        TestCase<Kernels>({dtype, layout, misalign, 0.5, 1}, thorough ? all : two);
         even = !even;
       }
       even = !even;

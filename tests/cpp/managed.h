@@ -34,7 +34,7 @@ inline void UseManagedMemory() {
 
 // The `Kernels` of kernel_tests.h.
 struct CudaKernels {
-  // Sums of four vectors are in the data's arithmetic, and sums of these in double.
+  // Sums of up to 4 vectors of up to 8 elements have the error of EpsOf. Other sums are double.
   static double SumError(DType dtype, double n) {
     return EpsOf(dtype) * std::min(n, 4.0 * 8) + kEps64 * n;
   }
@@ -53,7 +53,7 @@ struct CudaKernels {
  private:
   static void Wait() { Check(cudaStreamSynchronize(nullptr)); }
 
-  // The workspace is initially NaN, except its zeros, which must be zeros afterwards.
+  // The workspace begins with zeros, which the kernel must restore. The rest is initially NaN.
   static void Reduce(const syncbn::ReductionPass& pass,
                      void (*reduce)(const syncbn::ReductionPass&, void*, cuda::Stream)) {
     Tensor workspace(DType::kFloat64, cuda::WorkspaceBytes() / 8);

@@ -1,7 +1,4 @@
-"""All ranks get an error when one stops, fails or makes another net.
-
-Waits for missing ranks time out within seconds, so every program ends.
-"""
+"""All ranks get an error when one hangs, fails or makes a different net."""
 
 import pytest
 from support.helpers import run_python
@@ -36,8 +33,8 @@ def step(between=lambda: None):
         ("distributed.broadcast_parameters, first", "within 2 s"),
     ],
 )
-def test_a_rank_that_stops_ends_with_the_other(call, fact):
-    """It stops between two layers, or between an exchange and MPI's collective."""
+def test_a_rank_that_hangs_is_killed_when_the_other_ends(call, fact):
+    """Rank 1 hangs between two layers, or between an exchange and MPI's collective."""
     program = f"""
 import signal
 from gluon_syncbn.distributed import collectives

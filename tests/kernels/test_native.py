@@ -2,8 +2,8 @@
 
 They need neither MXNet nor Python. With --full the plain build also serves
 scripts/check_gpu.sh on the emulated GPU. Sanitized builds have the generic
-kernels only and no emulated GPU, because compiling takes most of the time;
-GLUON_SYNCBN_NATIVE=full builds and runs everything.
+kernels only and no emulated GPU, because compiling takes most of the time.
+GLUON_SYNCBN_NATIVE=full adds the other kernels and, except to "thread", the GPU.
 """
 
 import os
@@ -45,10 +45,10 @@ def test_native(sanitizer, tmp_path, request):
     if sanitizer and not FULL:
         options.append("-DGLUON_SYNCBN_WIDE_KERNELS=OFF")
     if sanitizer == "thread" or (sanitizer and not FULL):
-        # The thread sanitizer cannot follow emulated GPUs' threads.
+        # Even with FULL, the thread sanitizer cannot follow the emulated GPU's fibers.
         targets = TESTS - EMULATED
     if targets != TESTS:
-        # All instruction sets run the same code if there are no wide kernels.
+        # Run the tests of kernels with one instruction set only.
         excluded = ["-E", "|".join(["_(generic|avx2)", *(TESTS - targets)])]
     if shutil.which("ninja"):
         options += ["-G", "Ninja"]
@@ -64,7 +64,7 @@ def test_native(sanitizer, tmp_path, request):
 
 
 def check_no_wide_code_is_shared(build):
-    """Check for weak symbols: the linker may keep any file's copy for all CPUs."""
+    """Check that wide code has no weak symbols, because the linker may share them."""
     objects = [*build.rglob("isa_avx2.cc.o"), *build.rglob("isa_avx512.cc.o")]
     assert len(objects) >= 2 or platform.machine() != "x86_64"
     for wide in objects:
@@ -79,4 +79,4 @@ def check_all_parts_on_the_emulated_gpu(build, out):
         "== passed: configure build benchmark layer kernels; "
         "left out: memcheck racecheck synccheck initcheck; FAILED: none"
     )
-    assert tables.gpu(out / "benchmark.log").count("(100%) |\n") == 4  # copies
+    assert tables.gpu(out / "benchmark.log").count("(100%) |\n") == 4  # cudaMemcpy

@@ -28,7 +28,7 @@ X = np.random.default_rng(0).normal(2, 3, (6, 3, 4, 5)).astype("float32")
 
 @pytest.mark.parametrize("function", ["identity", "leaky_relu"])
 def test_dgamma_of_a_constant_channel_is_zero(function):
-    """An x_hat that backward computes from y would only be a rounding error."""
+    """Backward reads the input, because y of a constant channel is only beta."""
     layer = SyncBatchNorm(
         in_channels=1, activation=function, beta_initializer=mx.init.Constant(3.3)
     )
@@ -41,7 +41,7 @@ def test_dgamma_of_a_constant_channel_is_zero(function):
 
 
 def test_infinities_in_inference():
-    """A ReLU maps -inf to 0, and its gradient there is 0, as in MXNet."""
+    """A ReLU maps -inf to 0, and dx is 0 where x < 0, even if dy is infinite."""
     x = nd.array(np.array([[-np.inf, np.inf, np.nan, -1]], "float32").T)
     for function, of_minus_infinity in ("relu", 0), ("leaky_relu", -np.inf):
         layer = SyncBatchNorm(num_devices=1, activation=function)
@@ -105,7 +105,7 @@ def test_axis_outside_of_the_input(axis):
         ("int32", "float32", ["int32"]),
     ],
 )
-def test_dtypes_that_it_does_not_take(dtype, dtype_of_gamma, facts):
+def test_dtypes_that_the_layer_does_not_take(dtype, dtype_of_gamma, facts):
     layer = SyncBatchNorm(in_channels=3)
     layer.initialize()
     layer.gamma.cast(dtype_of_gamma)

@@ -23,13 +23,13 @@ from support.nd import nd
 LAYOUTS = {  # the data's shape, and the axis of its channels
     "NC": ((6, 3), 1),
     "NTC": ((6, 5, 3), 2),
-    "NTNC": ((6, 2, 2, 3), -1),
+    "NHWC": ((6, 2, 2, 3), -1),
     "NTCW": ((6, 5, 3, 2), -2),
     "NCHW": ((6, 3, 4, 5), 1),
 }
 ROWS = [2, 4]  # one number for each device
 VALUES = {"gamma": [1.5, -0.5, 1], "beta": [0.25, 0, -1], "running_mean": [1, 2, 3]}
-# A channel has at most 100 elements, and both compared results are rounded.
+# The dtype, a bound of the number of valid elements per channel, and the scale.
 LIMITS = "float64", 100, 20
 
 
@@ -129,4 +129,4 @@ def test_masks_of_wrong_shapes_in_graphs(shape):
     for _ in range(2):
         with pytest.raises((ValueError, mx.MXNetError), match="shape|nput|mask"):
             net(x, nd.ones(shape)).wait_to_read()
-        net(x, nd.ones((6, 5))).wait_to_read()  # now it has a graph
+        net(x, nd.ones((6, 5))).wait_to_read()  # now the net has a graph

@@ -139,7 +139,7 @@ def test_a_loop_of_the_main_thread_is_warned_of(devices, monkeypatch):
 
 
 def draws(seed, count, way, mode):
-    """Return a weight whose shape is inferred, and Dropout's masks, a row a context."""
+    """Return an inferred weight, and Dropout's mask in each call for each context."""
     mx.random.seed(seed)
     contexts = cpus(count)
     net = nn.HybridSequential()
@@ -192,7 +192,7 @@ def contexts_of_calls(*chain):
 
 @pytest.mark.timeout(60)
 def test_maps_inside_of_maps(make_devices):
-    """A context's thread waits for another thread that calls a function in it."""
+    """A context's thread runs other calls while it waits for a nested map."""
     devices, turned = make_devices(2), gluon_syncbn.Devices(cpus(3)[::-1])
     both, last = devices.contexts, make_devices(1, first=2)
     assert contexts_of_calls(devices, devices) == both * 2
@@ -206,7 +206,7 @@ def test_maps_inside_of_maps(make_devices):
 def test_a_parallel_net_gets_shards_inside_of_the_map_of_its_devices(devices):
     """Splitting is not recorded, so the batch gets no gradient."""
     net, x = one_weight(devices.contexts, 3.0), column(1, 2)
-    differentiate(net, x)  # after this backward a Trainer would sum nothing
+    differentiate(net, x)  # marks gradients as summed, which the map must undo
     x.attach_grad()
     with autograd.record():
         totals = devices.map(lambda x: net(x).sum(), devices.split(x))
@@ -241,7 +241,7 @@ def test_a_thread_does_not_wait_for_ever_for_its_turn(devices):
 
 @in_threads
 def trained(mode, contexts):
-    """Train a net, plain without contexts; return its losses and parameters."""
+    """Train a net, parallel if there are contexts, and return all results."""
     net = started(Normalized(), contexts, mode, seed=len(contexts))
     return train(net, [6] * 4 * REPEAT) + state_of(net)
 
@@ -268,7 +268,7 @@ def test_a_copy_of_a_net_in_a_plain_loop_has_parameters_of_its_own():
 
 
 def test_a_plain_loop_goes_on_after_the_net_has_moved():
-    """No round waits for a former context. Each context has two calls in a round."""
+    """A pass of the loop is complete after two calls for each of the new contexts."""
     net = allow_plain_loop(nn.Dense(1, in_units=2))
     net.initialize(ctx=cpus(2))
     number = failures.latest_recovery[0]
@@ -279,7 +279,7 @@ def test_a_plain_loop_goes_on_after_the_net_has_moved():
             with autograd.record():
                 for x in [nd.ones((1, 2), ctx=context) for context in contexts]:
                     y = net(x)
-                    with autograd.pause():  # it is no new scope of the loop
+                    with autograd.pause():  # this scope begins no new pass
                         pass
                     losses.append(y + net(x))
             autograd.backward(losses)
@@ -287,7 +287,7 @@ def test_a_plain_loop_goes_on_after_the_net_has_moved():
 
 
 def test_recover_waits_for_the_turn_of_another_thread(devices):
-    """If it ran between two contexts of a map, the first one would wait in vain."""
+    """If recover ran inside of a map, its first context would wait in vain."""
     layer = SyncBatchNorm(num_devices=2, in_channels=1, timeout=5)
     layer.initialize(ctx=devices.contexts)
     shards = [nd.ones((2, 1), ctx=c) for c in devices.contexts]
@@ -320,7 +320,7 @@ def test_recover_waits_for_the_turn_of_another_thread(devices):
 
 
 def noisy_net(contexts):
-    """Make a net whose random operators share memory if one thread pushes them."""
+    """Make a net whose Dropouts wait for each other if one thread queues them all."""
     net = nn.HybridSequential()
     for _ in range(20):
         net.add(SyncBatchNorm(in_channels=2, timeout=10), nn.Dropout(0.1))
@@ -329,16 +329,16 @@ def noisy_net(contexts):
 
 
 def test_plain_loops_that_come_to_the_contexts_in_different_orders():
-    """Loops of two training threads do this, so each net has threads of its own."""
+    """The nets would wait for each other if they used the same threads."""
     contexts = cpus(2)
     first, second = noisy_net(contexts), noisy_net(contexts)
     calls = (first, 0), (second, 1), (first, 1), (second, 0)
-    # A layer changes its input's layout, which waits for all readers of the input.
+    # A layer converts its input in place, so calls with one input wait for each other.
     xs = [nd.random.normal(shape=(4, 2), ctx=contexts[k]) for _, k in calls]
     with autograd.train_mode():
         ys = [net(x) for (net, _), x in zip(calls, xs)]
     for y in ys:
         y.wait_to_read()
-    for net in first, second:  # statistics of both contexts together
+    for net in first, second:  # both contexts have the same statistics
         check_replicas(net)
         assert (net[0].running_mean.data() != 0).asnumpy().all()

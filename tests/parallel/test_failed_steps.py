@@ -1,7 +1,7 @@
 """A step that fails has updated all parameters and states, or none of them.
 
 A run without failures has the right state after each step. In another run each step
-fails at another place. It must have the state from before the step, or the right one.
+fails once. Then it must have the state from before the step, or the right one.
 """
 
 import threading
@@ -19,7 +19,7 @@ from support.helpers import Loop, set_mode
 from support.mistakes import make_layer, make_shards
 from support.nd import nd
 
-PLACES = "forward", "loss", "backward", "step", "end"  # step 0 fails at the first, ...
+PLACES = "forward", "loss", "backward", "step", "end"  # one for each step
 CONTEXTS = [mx.cpu(0), mx.cpu(1)]
 LONG, SHORT = 20, 0.3  # timeouts in seconds, of steps that succeed and that fail
 
@@ -33,7 +33,7 @@ def make_net():
 
 
 class Program:
-    """A training program of one of the ways to drive devices."""
+    """A training program with make_parallel, Devices.map or a plain loop."""
 
     def __init__(self, way, mode, optimizer, kvstore, on_kvstore):
         self.way, self.net = way, make_net()
@@ -65,7 +65,7 @@ class Program:
         criterion = gluon.loss.SoftmaxCrossEntropyLoss()
 
         def loss_of(x, label):
-            # Outside of training mode a context's layers leave the others alone.
+            # A layer in prediction mode misses the exchange, so the other one waits.
             is_absent = strike("forward", x.context) == "absent"
             with autograd.predict_mode() if is_absent else autograd.train_mode():
                 y = self.net(x)
@@ -120,14 +120,16 @@ class Program:
             state["updates", device] = {i: c for i, c in counts.items() if c}
         for name, arrays in self.states().items():
             bits = b"".join(array.asnumpy().tobytes() for array in arrays)
-            state[name] = bits if any(bits) else b""  # untouched ones are zero
+            state[name] = bits if any(bits) else b""  # untouched states are zero
         return {k: v for k, v in state.items() if v}
 
 
 def saboteur(program, kind, place, number):
-    """Return a function that fails a step at a place, on one of the contexts.
+    """Return a function `strike` that makes a step fail in one of four ways.
 
-    The error that a read raises is cleared for all that is still queued.
+    "exception": it raises an error at `place`. "absent": a context misses an exchange.
+    "read": also, the program reads the error before the step, so MXNet forgets it.
+    "cancelled": another thread calls recover before the step.
     """
     victim = CONTEXTS[number % 2]
 
@@ -148,7 +150,7 @@ def saboteur(program, kind, place, number):
 
 
 def fail(program, kind, place, number):
-    """Let a step fail, and recover. Before, every second step reads the states."""
+    """Let a step fail, read its states if its number is odd, and recover."""
     gluon_syncbn.set_timeout(SHORT)
     with suppress(mx.MXNetError, ArithmeticError):
         program.run(number, saboteur(program, kind, place, number))
@@ -178,16 +180,16 @@ def test_a_failed_step_changes_nothing(way, mode, optimizer, kvstore, on_kvstore
         states.append(right.state())
         fail(program, kind, place, number)
         state = program.state()
-        assert state in states[-2:], f"after {kind} in {place}: a mixture"
+        assert state in states[-2:], f"{kind} at {place}: neither old nor new"
         if state == states[-2]:
             undone.add(place)
             program.run(number)
-        assert program.state() == states[-1], f"after {kind} in {place}: another way"
+        assert program.state() == states[-1], f"{kind} at {place}: not the right state"
     assert undone
 
 
 def test_a_plain_loop_that_was_left_between_two_contexts():
-    """The next round of calls cancels that round long before the timeout."""
+    """A new pass of the loop cancels the unfinished one long before the timeout."""
     gluon_syncbn.set_timeout(1000)
     setting = "plain loop", "static_shape", "adam", "device", False
     right, program = Program(*setting), Program(*setting)
@@ -201,7 +203,7 @@ def test_a_plain_loop_that_was_left_between_two_contexts():
 
 
 def test_a_trainers_first_step_waits_for_the_first_forward(devices):
-    """The step copies running statistics, which are only inputs of a static graph."""
+    """The step copies statistics, but MXNet does not see that the graph writes them."""
     layer = set_mode(make_layer(devices.contexts, timeout=0.3), "static_shape")
     trainer = gluon.Trainer(layer.collect_params(), "sgd")
     with autograd.record():

@@ -41,22 +41,22 @@ from mpi4py import MPI
 """
 
 
-def _launcher():
+def _mpirun():
     beside = Path(sys.executable).with_name("mpirun")
     return str(beside) if beside.exists() else shutil.which("mpirun")
 
 
 needs_mpi = pytest.mark.skipif(
-    not gluon_syncbn.features()["mpi"] or not _launcher(),
+    not gluon_syncbn.features()["mpi"] or not _mpirun(),
     reason="built without MPI, or there is no mpirun",
 )
 
 
 def launcher(ranks):
-    version = subprocess.run([_launcher(), "--version"], capture_output=True, text=True)
+    version = subprocess.run([_mpirun(), "--version"], capture_output=True, text=True)
     is_mpich = "HYDRA" in version.stdout  # else Open MPI
     options = [] if is_mpich else ["--allow-run-as-root", "--oversubscribe"]
-    return [_launcher(), *options, "-n", str(ranks)]
+    return [_mpirun(), *options, "-n", str(ranks)]
 
 
 def start(ranks, body, *arguments, init=INIT, **environment):
@@ -95,7 +95,7 @@ for name, program in {programs!r}.items():
 
 
 def run_ranks(ranks, body, *arguments, **options):
-    """Run `body` on each rank. Every rank has to print 'done' and to end well."""
+    """Run `body` on each rank. Every rank has to reach the end and exit with 0."""
     body += "\nprint('done', flush=True)"
     process = start(ranks, body, *arguments, **options)
     output = finish(process)

@@ -1,4 +1,4 @@
-"""Nets for tests of make_parallel, which plain MXNet also runs on one device."""
+"""Nets for tests of make_parallel, and functions that train and compare nets."""
 
 from functools import partial
 
@@ -85,7 +85,7 @@ def state_of(*nets):
 
 
 def assert_same(results, expected):
-    """Compare float64 results of some steps with a few rows."""
+    """Compare float64 results of a few training steps on batches of a few rows."""
     assert_all_near(results, expected, count=2000)
 
 

@@ -15,11 +15,11 @@ namespace syncbn::cuda {
 
 using Stream = CUstream_st*;
 
-// Returns the scratch bytes that LocalMoments and BackwardSums need on the current device, whatever
-// the layout. One call at a time may use the memory. Its first kWorkspaceZeros bytes must be zero
-// before the first call; every call restores the zeros.
-constexpr int64_t kWorkspaceZeros = 32768;
+// Returns the size of the workspace of LocalMoments and BackwardSums on the current device, for any
+// layout. One call at a time may use a workspace. Its first kWorkspaceZeros bytes must be zero
+// before the first call, and every call restores the zeros.
 int64_t WorkspaceBytes();
+constexpr int64_t kWorkspaceZeros = 32768;
 
 void LocalMoments(const ReductionPass& pass, void* workspace, Stream stream);
 void Normalize(const ElementwisePass& pass, Stream stream);

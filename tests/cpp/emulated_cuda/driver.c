@@ -1,6 +1,6 @@
 /* Emulates CUDA's driver, libcuda.so.1, for backend_cuda.cc and mxnet_runtime.c. Device memory is
    host memory, and a call returns when its work is done. The context of a device is its number plus
-   one. As with a real driver, a call fails if the thread has no context. */
+   one. Calls on memory, streams and events return kNoContext if the thread has no context. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,8 @@ extern "C" {
 #endif
 
 static __thread int current = -1;
-enum { kSuccess, kNoContext = 201, kDevices = 2, kMajor = 75, kMultiprocessors = 16 };
+enum { kSuccess, kNoContext = 201 };
+enum { kMajorId = 75, kMultiprocessorsId = 16 };  // attributes
 static const size_t kMemory = (size_t)1 << 34;
 
 static int Check(void) { return current < 0 ? kNoContext : kSuccess; }
@@ -31,9 +32,9 @@ int* emulated_device(void) { return &current; }
 
 int cuInit(unsigned flags) { return kSuccess; }
 int cuDriverGetVersion(int* version) { return Give(11020, version); }
-int cuDeviceGetCount(int* count) { return Give(kDevices, count); }
+int cuDeviceGetCount(int* count) { return Give(2, count); }
 int cuDeviceGetAttribute(int* value, int attribute, int device) {
-  return Give(attribute == kMajor ? 8 : attribute == kMultiprocessors ? 3 : 0, value);
+  return Give(attribute == kMajorId ? 8 : attribute == kMultiprocessorsId ? 3 : 0, value);
 }
 int cuDevicePrimaryCtxRetain(void** context, int device) {
   *context = (void*)(intptr_t)(device + 1);
@@ -54,8 +55,8 @@ int cuMemAlloc_v2(void** memory, size_t bytes) { return Allocate(memory, bytes);
 int cuMemHostAlloc(void** memory, size_t bytes, unsigned flags) { return Allocate(memory, bytes); }
 int cuMemFree_v2(void* memory) { return Free(memory); }
 int cuMemFreeHost(void* memory) { return Free(memory); }
-int cuMemGetInfo_v2(size_t* unused, size_t* total) {
-  *unused = *total = kMemory;
+int cuMemGetInfo_v2(size_t* available, size_t* total) {
+  *available = *total = kMemory;
   return Check();
 }
 int cuMemcpy(void* to, const void* from, size_t bytes) {
