@@ -48,7 +48,7 @@ def trainer_of(parameter: mx.gluon.Parameter) -> mx.gluon.Trainer | None:
 
 
 def when_initialized(parameter: Any, act: Callable[[], None]) -> None:
-    """Call `act` once the parameter gets its values; Gluon has no hook for that."""
+    """Call `act` when the parameter gets its values; Gluon has no hook for that."""
     initialize = parameter._init_impl
 
     def initialize_and_act(data, ctx_list):
@@ -82,8 +82,8 @@ class Replicas:
     """A replacement for the method `_check_and_get` of a parallel net's parameter.
 
     Gluon calls this method to return one of the parameter's arrays, or gradients, to
-    the program. The program may write to that array, which is then called lent, so the
-    net and its trainer call `collect_lent` before they use the parameter.
+    the program. This array is called lent, because the program may write to it. The net
+    and its trainer call `collect_lent` before they use the parameter.
     """
 
     contexts: Sequence  # the net's devices
@@ -91,16 +91,16 @@ class Replicas:
 
     def __init__(self, parameter: Any, here: Any) -> None:
         self._parameter, self._here = parameter, here
-        self.is_summed = False  # each device has the gradient of the whole batch
+        self.is_summed = False  # True if each device has the whole batch's gradient
         # {"_data" or "_grad": {context of a lent array: its value when it was lent}}.
-        # The first lent array has no value, because `collect` reads none.
+        # The value of the first one is None, because `collect` does not compare it.
         self.lent: dict = {}
 
     def __call__(self, arrays: Any, context: Any) -> Any:
         parameter = self._parameter
         get = type(parameter)._check_and_get
         # Gluon passes the type `list` to get all arrays. While devices run the net,
-        # there are contexts.
+        # `_here.contexts` is not empty.
         is_for_program = not self._here.contexts and context is not list
         if not is_for_program or not arrays or len(arrays) == 1:
             return get(parameter, arrays, context)
@@ -124,13 +124,13 @@ class Replicas:
         parameter = self._parameter
         arrays = type(parameter)._check_and_get(parameter, parameter._data, list)
         on_first = [a for a in arrays if a.context == self.contexts[0]]
-        return (on_first or arrays)[0].copyto(mx.cpu())  # it may have been moved
+        return (on_first or arrays)[0].copyto(mx.cpu())  # the parameter may have moved
 
     def collect(self, kind: str) -> None:
-        """Copy the lent array that the program has changed to the other devices.
+        """Find the lent array that the program has changed; copy it to all devices.
 
-        If the program changes several lent arrays, it changes them equally. So the
-        array to copy is the first one, or the latest other one that was changed.
+        Changes of several arrays are assumed to be equal. The first array has no former
+        value to compare, so it is copied unless another one has changed.
         """
         arrays, source = getattr(self._parameter, kind) or (), None
         lent = self.lent.pop(kind, None)
@@ -203,7 +203,7 @@ def collect_lent(parameters: Iterable, kind: str = "_data") -> None:
     replicas = [get for get in getters if isinstance(get, Replicas)]
     lent = [each for each in replicas if each.lent.keys() & {kind, "_data"}]
     if lent and kind == "_data":
-        # oneDNN changes the layout of weights in place, by work that no copy waits for.
+        # oneDNN changes the layout of weights in place, in work that no copy waits for.
         mx.nd.waitall()
     for each in lent:
         each.collect(kind)

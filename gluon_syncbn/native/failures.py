@@ -22,8 +22,8 @@ from .interrupts import DeferredSignals, watch_ctrl_c
 from .library import load
 
 _VARIABLE = "GLUON_SYNCBN_TIMEOUT"
-latest_recovery = 0, 0, ""  # the number of recoveries; its thread and reason
-contexts_of_functions = set()  # contexts of graphs that own Python objects
+latest_recovery = 0, 0, ""  # its number (0 before the first), thread and reason
+contexts_of_recorded_calls = set()  # see `_finish_work`
 
 
 class Here(threading.local):
@@ -31,7 +31,7 @@ class Here(threading.local):
 
     contexts: Sequence = ()  # the contexts of the innermost `Devices.map`
     recovery = -1  # the number of recoveries when `raise_pending` last ran
-    was_cancelled = False  # True if another thread's recovery made it raise an error
+    was_cancelled = False  # True if another thread cancelled this thread's work
 
     def __reduce__(self) -> str:  # a deep copy of a parameter refers to this object
         return "here"
@@ -143,7 +143,7 @@ def raise_pending() -> None:
 
 
 def end_waits(reason: str) -> None:
-    """End all waits for devices with this error, also later ones until `recover`."""
+    """Raise `reason` in all waits for devices, also in later ones until `recover`."""
     load().gluon_syncbn_fail_all(reason, True)
 
 
@@ -155,10 +155,10 @@ def recover(reason: str = "gluon_syncbn.recover() was called") -> None:
     have, and restarts the numbering of the layers' calls.
 
     A step of a :class:`mxnet.gluon.Trainer` with a layer's parameters waits for its
-    gradients and raises their error before it updates anything. So after the error
-    parameters, the optimizer's states and its counts have the same bits as before the
-    step. Running statistics may contain the failed batch, because forward updates them.
-    Gradients are undefined: with ``grad_req="add"`` set them to zero.
+    gradients and raises their error before it updates anything. So the parameters, the
+    optimizer's states and its counts keep the bits from before the step. Running
+    statistics may contain the failed batch, because forward updates them. Gradients are
+    undefined: with ``grad_req="add"`` set them to zero.
 
     Pending work of threads that train other nets is also cancelled. They get an error
     in their next :meth:`Devices.map` and must repeat their step. If they call `recover`
@@ -197,7 +197,7 @@ def recover(reason: str = "gluon_syncbn.recover() was called") -> None:
     was_cancelled, here.was_cancelled = here.was_cancelled, False
     if was_cancelled and not failure():
         return
-    load().gluon_syncbn_fail_all(reason, False)  # ends waits in other threads' turns
+    load().gluon_syncbn_fail_all(reason, False)  # so a map in another thread ends
     with turn():
         give_up(reason)
     if failure():  # an exchange with other processes has failed
@@ -212,7 +212,7 @@ def give_up(reason: str) -> None:
     global latest_recovery
     latest_recovery = latest_recovery[0] + 1, threading.get_ident(), reason
     load().gluon_syncbn_fail_all(reason, False)
-    # waitall raises and drops one error. The limit is for an error that never ends.
+    # waitall may raise again for other errors. The limit prevents an endless loop.
     for _ in range(10_000):
         try:
             mx.nd.waitall()
@@ -223,14 +223,14 @@ def give_up(reason: str) -> None:
 
 
 def _finish_work():
-    """End all work for which MXNet's threads would call Python."""
+    """Cancel pending work before the Python interpreter ends."""
     load().gluon_syncbn_set_locator(None)
     give_up("the Python interpreter exits")
-    # waitall does not wait until operators are deleted. To delete a skipped operator of
-    # a graph that owns a Python object, MXNet calls Python, which aborts the process if
-    # the interpreter ends meanwhile. A context's thread deletes an operator before it
-    # runs the next one.
-    for context in contexts_of_functions:
+    # waitall does not wait until MXNet has deleted an operator that it skipped after an
+    # error. If the operator belongs to the graph of a recorded call, MXNet may call
+    # Python to free the call, and the process aborts if the interpreter ends meanwhile.
+    # A context's thread deletes an operator before it runs the next one.
+    for context in contexts_of_recorded_calls:
         mx.nd.zeros((1,), ctx=context).wait_to_read()
 
 
@@ -269,7 +269,7 @@ def warn(text: str) -> None:
 
 @ctypes.CFUNCTYPE(None)
 def _locate():
-    """Pass the user's line that each thread executes to native code."""
+    """Report to native code which line of the user's program each thread executes."""
     with suppress(BaseException):  # the timeout's error is raised without these lines
         frames, main = sys._current_frames(), threading.main_thread()  # noqa: SLF001
         lines = ""

@@ -53,7 +53,7 @@ class ForwardOnDevices(ForwardReplacement):
 
     def __init__(self, net: mx.gluon.Block) -> None:
         super().__init__(net)
-        # Conversion refuses a layer with its own `forward`, unless this is true.
+        # False if the net has its own `forward`. Conversion of a layer would lose it.
         functions = self.replaced.values()
         self.calls_class = all(getattr(f, "calls_class", False) for f in functions)
         self._variables: dict = {}  # {context: names of the parameters' variables}
@@ -90,7 +90,7 @@ _devices_for_shapes = lru_cache(maxsize=None)(OwnThreads)
 
 
 class ParallelForward(ForwardOnDevices):
-    """Splits whole batches over a net's devices."""
+    """A net's `forward` that splits whole batches over devices."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class ParallelForward(ForwardOnDevices):
         self._settings = settings  # None if layers are not converted
         self._unconverted: set = set()  # names of layers that stay unsynchronized
         self._classes: dict = {}  # each block's class in the latest conversion
-        # {kinds of inputs: descriptions of outputs that were checked to have rows}
+        # {kinds of inputs: checked descriptions of outputs, without sizes}
         self._known: dict = collections.defaultdict(set)
         self._latest_call = None, None
         self._has_checked_operators = self._has_warned_of_few_rows = False
@@ -242,7 +242,7 @@ class ParallelForward(ForwardOnDevices):
     def _has_new_layers(self, blocks):
         if not self._settings:
             return False
-        # Layers of a SymbolBlock are nodes of its graph.
+        # A SymbolBlock's layers are nodes of its graph, which the classes do not show.
         has_graphs = any(isinstance(block, mx.gluon.SymbolBlock) for block in blocks)
         if not has_graphs and self._classes == {b: type(b) for b in blocks}:
             return False
@@ -263,9 +263,9 @@ class ParallelForward(ForwardOnDevices):
     def _describe_other_rows(self, args, shards, parameters):
         """Describe the first device's outputs for another number of rows.
 
-        An output without one value per row may have the length of equal shards by
-        chance. Return None if the net fails, because GluonCV's R-CNN accepts only one
-        number of rows.
+        If shards have equal lengths, an output without rows may by chance have the same
+        length. Another number of rows shows this. Return None if the net fails, because
+        GluonCV's R-CNN accepts only one number of rows.
         """
         contexts, count = self.devices.contexts, 3 if shards.rows[0] == 2 else 2
         first, devices = contexts[:1], _devices_for_shapes(tuple(contexts))
@@ -312,7 +312,7 @@ def _warn_of_operators(net, outputs):
     names = dividing_operators(net, outputs)
     if names:
         warn(
-            f"the gradients of {comma_list(names)} are divided by each device's count, "
-            "not the batch's, so their sum is too large. Set normalization='null', and "
+            f"the gradients of {comma_list(names)} are divided by a device's number of "
+            "rows or labels, so their sum is too large. Set normalization='null', and "
             "divide by the number of rows in the loss or in trainer.step(rows)."
         )

@@ -1,7 +1,7 @@
-"""Nets that are called in a plain loop over CPU contexts, as on GPUs.
+"""Nets that a program calls in a plain loop, for one CPU context after the other.
 
-Each call and its backward run in a thread of the context. In one thread an operator of
-one context could wait for an operator of another context (docs/design/mxnet.md).
+Each call and its backward run in a thread of the context. Operators of two contexts
+that one thread queues could wait for each other (docs/design/mxnet.md).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .shards import Shards
 def allow_plain_loop(net: mx.gluon.Block) -> mx.gluon.Block:
     """Let a net be called in a plain loop over several CPU contexts.
 
-    On CPU contexts layers in such a loop may wait until their timeout. After this
-    call the net runs each shard in a thread of the shard's context. The loop, the loss
-    and one ``backward`` need no change. A net on GPUs or on one context runs as before.
+    Layers on CPU contexts may wait until their timeout in such a loop. This call makes
+    the net run each shard in a thread of the shard's context. The loop, the loss and
+    one ``backward`` need no change. A net on GPUs or on one context runs as before.
     :func:`convert_sync_batchnorm` does the same for training loops of the main thread,
     so you need this function only for nets whose layers were written by hand, and for
     loops of other threads.
@@ -119,7 +119,7 @@ class _LoopForward(ForwardOnDevices):
         # A round ends when all contexts have had equally many calls.
         self._round = collections.defaultdict(list)  # {context: scopes of its calls}
         self._had_round = False
-        self._recovery = 0  # the latest recovery before the latest call
+        self._recovery = 0  # the number of recoveries before the latest call
 
     def __call__(self, *args):
         devices = self._devices_of(args)
@@ -154,8 +154,8 @@ class _LoopForward(ForwardOnDevices):
     def _check_round(self, context):
         """Recover if the program has left a round before all contexts were called.
 
-        Then a context is called again in a new scope of ``autograd.record()``. Repeated
-        calls in one scope are normal.
+        A call for the same context in a new scope of ``autograd.record()`` shows this.
+        Repeated calls in one scope are normal.
         """
         if self._recovery != failures.latest_recovery[0]:
             self._round.clear()

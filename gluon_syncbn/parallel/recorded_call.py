@@ -146,7 +146,7 @@ class RecordedCall:
         autograd.mark_variables(variables, gradients)
         names = graphs.names_of(leaves)
         self.cut_leaves.update((n, x) for n, x in zip(names, leaves) if n)
-        failures.contexts_of_functions.add(context)
+        failures.contexts_of_recorded_calls.add(context)
         _calls[id(self)] = self
         leaves[0] = broadcast_add(leaves[0], graphs.owning_zero(self, leaves[0]))
         output = join_shards(leaves, axis, context)

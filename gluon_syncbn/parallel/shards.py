@@ -10,7 +10,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from ..arguments import check_type, comma_list
+from ..arguments import check_type, comma_list, pluralize
 from ..mxnet_private.arrays import (
     add_n,
     array_of,
@@ -30,8 +30,8 @@ class Shards:
 
     contexts: Sequence[mx.Context]
     arguments: list  # one list for each context
-    # (input, its shards, axis to join them, None for copies) for each input that
-    # depends on a variable. The shards have gradients.
+    # (input, its shards, the axis along which they are joined) for each input that
+    # depends on a variable. The axis is None for copies. The shards have gradients.
     recorded: list
     axis: int | None = None  # None in a plain loop, whose caller has split the batch
     rows: Sequence[int] = ()  # the number of rows on each context
@@ -55,9 +55,9 @@ class Shards:
         axis: int,
         limit: int | None = None,
     ) -> Shards:
-        """Split at most `limit` rows of the flattened `args`, and copy the scalars.
+        """Split `leaves`, the flattened `args`, or only their first `limit` rows.
 
-        Contexts that get no row are left out.
+        Leaves without rows go to each context. Contexts that get no row are left out.
         """
         _check_no_shards(args, contexts)
         are_split = [
@@ -213,12 +213,12 @@ def describe_outputs(
 
 
 def check_other_rows(description: str, other: str | None, rows: int) -> None:
-    """Raise ValueError if outputs have another description for other rows."""
+    """Raise ValueError if another number of rows gives another description."""
     if other not in (description, None):
         raise ValueError(
             "the outputs must have the same shapes for any number of rows (*), got "
-            f"{description} for {rows} on each device and {other} for another number. "
-            f"{_FIX}"
+            f"{description} for {pluralize(rows, 'row')} on each device, {other} for "
+            f"another number of rows. {_FIX}"
         )
 
 

@@ -67,7 +67,7 @@ void TakeTurns(std::vector<Timed>& passes, int repetitions, const Zeros& flush) 
   }
 }
 
-// Prints a JSON object for each pass.
+// Prints a JSON object for each pass. Its bandwidth is relative to the bandwidth of the copy.
 void Measure(DType dtype, const Layout& layout, int repetitions, const Zeros& flush) {
   test::TestCase<test::CudaKernels>({dtype, layout, 0, 3, 1}, {});
   if (check::Result() != 0) std::exit(1);
@@ -104,8 +104,8 @@ void Measure(DType dtype, const Layout& layout, int repetitions, const Zeros& fl
 
 int main(int arguments, char** values) {
   const bool is_large = arguments > 1 && values[1] == std::string("large");
-  // Layers of a dilated ResNet-50 for 4 crops of 480, and two others. Each is contiguous, and then
-  // has its channels last.
+  // Layers of a dilated ResNet-50 for 4 crops of 480, and two others. The channels of each are
+  // first (NCHW), and then last (NHWC).
   const std::vector<Layout> small = {{2, 8, 36}, {72, 8, 1}};
   const std::vector<Layout> large = {{4, 64, 57600},   {230400, 64, 1}, {4, 1024, 3600},
                                      {14400, 1024, 1}, {4, 512, 36},    {144, 512, 1},

@@ -1,4 +1,4 @@
-// Each text names the exchange, who has arrived, who is missing, and what to type.
+// Each text names the exchange or the layer, and what went wrong.
 #include "exchange/report.h"
 
 #include <algorithm>
@@ -67,7 +67,7 @@ std::string RanksMissingReport(const Exchange& exchange, int rank, const std::ma
     const std::string since = part == latest.end() ? "yet" : "since " + part->second.Title();
     missing.push_back(
         Concat("rank ", other.rank, ", which ",
-               exchange.sent ? "does not answer: it computes, has left the loop or has died"
+               exchange.sent ? "does not answer: it is busy, has left the training loop or has died"
                              : "has sent nothing " + since,
                other.size > 1 ? Concat(" (it sends for ", other.size, " ranks)") : ""));
   }

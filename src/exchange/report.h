@@ -17,20 +17,20 @@ std::string DevicesMissingReport(const Exchange& exchange, int rank, const std::
 std::string RanksMissingReport(const Exchange& exchange, int rank, const std::map<int, Key>& latest,
                                double seconds, const std::string& where);
 
-// Who contributes, and the values that must be equal at all places.
+// A device or child rank (Place in exchange.h), and its values that must be equal at all places.
 struct Terms {
   Place place;
   const Signature& signature;
   const std::vector<int>& ranks;
-  size_t devices;  // 0 if a child rank contributes
+  size_t devices;  // how many the layer has on this rank; 0 if the place is a child rank
 };
 std::string DisagreementReport(const Key& key, const Terms& a, const Terms& b);
 
-// The error of a device that calls the layer of `size` other devices.
+// The error of a device that calls a layer of `size` devices in addition to the `others`.
 std::string TooManyDevicesReport(const std::string& layer, const Device& device,
                                  const std::set<Device>& others, size_t size);
 
-// The error of a contribution after a failure. A named sum has no device.
+// The error of a contribution after a failure. `device` is empty in a sum without a layer (kCall).
 std::string EarlierFailureReport(const Key& key, const Device& device, const std::string& failure);
 
 }  // namespace syncbn

@@ -26,8 +26,8 @@ namespace syncbn {
 //
 // The engine also stores each error in a vector without a lock (threaded_engine.h,
 // AddToGlobalExceptions): when the work on the array completes, and when the operator does. All
-// dependent work searches the vector. So FailOperator waits until the operator has taken the
-// previous error, and ReserveErrors makes the vector so large that it does not move in a search.
+// dependent work searches the vector. So FailOperator waits until the operator that failed before
+// has taken its error, and ReserveErrors reserves so much memory that the vector is not moved.
 
 namespace {
 
@@ -70,7 +70,7 @@ void EndDelivery() {
   state.delivered.notify_one();
 }
 
-// Waits until the operator has taken the error out of its array, in work that MXNet queues after
+// A wait until MXNet has taken the error out of the operator's array, in work that it queues after
 // the callback. Each turn queues two pieces of work on the array: SetTaken, which the engine skips
 // while the array has the error, and EndTurn, which it never skips. One or two turns suffice,
 // because work runs in the order of the queue. But the error stays in the array if the operator
@@ -150,7 +150,7 @@ void ReserveErrors() {
 //   memory (context 3) has no pool. All GPUs access it at its host address.
 // * MXNDArrayFree deletes the array in the calling thread, because no operator has used its
 //   variable (FnProperty::kDeleteVar). Device memory returns to the pool without calls of CUDA
-//   except cudaSetDevice; pinned memory is freed under the mutex. At exit nothing happens.
+//   except cudaSetDevice. Pinned memory is freed under the mutex. Nothing is freed at exit.
 
 std::shared_ptr<void> AllocateFromMxnet(const Device& device, MemoryKind kind, size_t bytes) {
   constexpr int kFloat64 = 1, kGpu = 2, kPinnedCpu = 3;
@@ -172,19 +172,19 @@ std::shared_ptr<void> AllocateFromMxnet(const Device& device, MemoryKind kind, s
 
 // ---- forks -------------------------------------------------------------------------------------
 //
-// DataLoader forks its workers, and subprocess forks before Python 3.10. MXNet's fork handler
-// (initialize.cc, atfork_prepare) first joins the threads of custom operators, and then stops the
-// engine. An operator that becomes ready in between has no thread to run on, and the process hangs
-// or aborts. Handlers run in the reverse order of registration, so the handler of GuardForks runs
-// first and waits until MXNet is idle.
+// DataLoader forks its workers, and `subprocess` forks in Python 3.9 and older. MXNet's handler of
+// forks (initialize.cc, atfork_prepare) first joins the threads of custom operators, and then stops
+// the engine. An operator that becomes ready in between has no thread to run on, and the process
+// hangs or aborts. Handlers run in the reverse order of registration, so the handler of GuardForks
+// runs first and waits until MXNet is idle.
 //
 // os.fork() calls handlers while it holds the GIL, so no thread could queue the work for which an
 // operator waits. So Python first calls WaitBeforeFork without the GIL. The handler is for forks
 // that Python does not see.
 
 void WaitBeforeFork() {
-  // This clears the errors of arrays, so reads do not raise them. The next step of a failed layer
-  // raises its error again, but errors of other operators are only printed here.
+  // This clears the errors of arrays, so reads do not raise them. The first error is printed. The
+  // next step of a failed layer raises its error again, but errors of other operators are lost.
   if (Mxnet().NDArrayWaitAll() != 0) {
     std::fprintf(stderr, "gluon_syncbn: error of pending work before a fork: %s\n",
                  Mxnet().GetLastError());

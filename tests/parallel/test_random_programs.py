@@ -29,7 +29,7 @@ def run(program):
     """Run a program; raise AssertionError where a result is not the oracle's."""
     empty = any(0 in step.rows for step in program.steps)
     is_np = program.numpy or IS_GLUON_2
-    # 0 would be an unknown size.
+    # MXNet takes a size of 0 for unknown unless np_shape is set.
     with mx.util.np_shape(empty or is_np), mx.util.np_array(is_np):
         runner = Runner(program)
         for number, step in enumerate(program.steps):
@@ -77,7 +77,7 @@ class Runner:
             self._check_gradients(xs, step, *net.backward(gradients), former)
 
     def _put(self, whole, step):
-        """Return the shards of each context, of the kind that the program has."""
+        """Return each context's shard, an array of mx.np if the program uses mx.np."""
         shards = split_rows(whole, step.rows, self._program.batch_axis)
         arrays = put(shards, self._devices.contexts, whole.dtype)
         return [x.as_np_ndarray() for x in arrays] if mx.util.is_np_array() else arrays

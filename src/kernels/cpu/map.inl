@@ -2,8 +2,8 @@
 // Arithmetic is float32 (float64 for float64 data).
 //
 // A `Formula` has Channel(pass, c), which returns a channel's coefficients; Of(x, dy, coefficients,
-// slopes), which returns the result; kBackward, true if it reads dy; and kReadsX, true if backward
-// computes z.
+// slopes), which returns the result; kBackward, true if it reads dy; and kRecomputesZ, true if
+// backward computes the activation's input z again.
 
 namespace syncbn::cpu {
 namespace {
@@ -19,7 +19,7 @@ struct Arithmetic<double> {
   typedef Doubles Vector;
 };
 
-// Scalars for one channel, or vectors for several columns.
+// A Value is a scalar of one channel, or a vector whose elements may belong to several channels.
 template <typename Value>
 struct Coefficients {
   Affine<Value> to_z;
@@ -103,9 +103,9 @@ void MapPlanes(const ElementwisePass& pass, const Tile& tile) {
   if constexpr (kMode == StoreMode::kStream) EndStreamingStores();
 }
 
-// The coefficients of the columns of a row, padded to whole vectors. They have names, because GCC
-// keeps an array of coefficients in memory, and a pass then takes twice as long.
-template <typename Scalar, bool kReadsX>
+// The coefficients of the columns of a row, padded to whole vectors. Each coefficient is a member,
+// because GCC would not keep an array of them in registers, and a pass would take twice as long.
+template <typename Scalar, bool kRecomputesZ>
 struct ColumnCoefficients {
   static constexpr int64_t kSize = kMaxColumns + kFloats;
   alignas(64) Scalar center[kSize];
@@ -113,21 +113,21 @@ struct ColumnCoefficients {
   alignas(64) Scalar scale_in[kSize];
   alignas(64) Scalar unit[kSize];
   alignas(64) Scalar shift[kSize];
-  alignas(64) Scalar to_z_scale[kReadsX ? kSize : 1];
-  alignas(64) Scalar to_z_offset[kReadsX ? kSize : 1];
+  alignas(64) Scalar to_z_scale[kRecomputesZ ? kSize : 1];
+  alignas(64) Scalar to_z_offset[kRecomputesZ ? kSize : 1];
 };
 
 template <StoreMode kMode, typename Formula, typename T, typename Scalar>
 void MapRow(const T* x, const T* dy, int64_t width,
-            const ColumnCoefficients<Scalar, Formula::kReadsX>& columns,
+            const ColumnCoefficients<Scalar, Formula::kRecomputesZ>& columns,
             const Slopes<typename Arithmetic<T>::Vector>& f, T* out) {
   typedef typename Arithmetic<T>::Vector Vector;
   constexpr int64_t kLanes = sizeof(Vector) / sizeof(Scalar);
   for (int64_t j = 0; j < width; j += kLanes) {
     Coefficients<Vector> k = {};
     Load(columns.center + j, &k.to_z.center);
-    if (Formula::kReadsX) Load(columns.to_z_scale + j, &k.to_z.scale);
-    if (Formula::kReadsX) Load(columns.to_z_offset + j, &k.to_z.offset);
+    if (Formula::kRecomputesZ) Load(columns.to_z_scale + j, &k.to_z.scale);
+    if (Formula::kRecomputesZ) Load(columns.to_z_offset + j, &k.to_z.offset);
     if (Formula::kBackward) Load(columns.scale_dz + j, &k.scale_dz);
     Load(columns.scale_in + j, &k.scale_in);
     if (Formula::kBackward) Load(columns.unit + j, &k.unit);
@@ -154,13 +154,13 @@ void MapColumns(const ElementwisePass& pass, const Tile& tile) {
   if constexpr (kMode == StoreMode::kStream) {
     if (!HasAlignedRows(out, rows)) return MapColumns<StoreMode::kAssign, Formula, T>(pass, tile);
   }
-  ColumnCoefficients<Scalar, Formula::kReadsX> columns;
+  ColumnCoefficients<Scalar, Formula::kRecomputesZ> columns;
   __builtin_memset(&columns, 0, sizeof(columns));
   ForEachColumn(rows, tile, [&](int64_t j, int64_t c) {
     const Coefficients<Scalar> k = Formula::template Channel<Scalar>(pass, c);
     columns.center[j] = k.to_z.center;
-    if (Formula::kReadsX) columns.to_z_scale[j] = k.to_z.scale;
-    if (Formula::kReadsX) columns.to_z_offset[j] = k.to_z.offset;
+    if (Formula::kRecomputesZ) columns.to_z_scale[j] = k.to_z.scale;
+    if (Formula::kRecomputesZ) columns.to_z_offset[j] = k.to_z.offset;
     if (Formula::kBackward) columns.scale_dz[j] = k.scale_dz;
     columns.scale_in[j] = k.scale_in;
     if (Formula::kBackward) columns.unit[j] = k.unit;
@@ -200,7 +200,7 @@ MapTile MapOf(const ElementwisePass& pass) {
 
 template <Variant kVariant>
 struct NormalizeFormula {
-  static constexpr bool kBackward = false, kReadsX = false;
+  static constexpr bool kBackward = false, kRecomputesZ = false;
 
   template <typename Scalar>
   static SYNCBN_INLINE Coefficients<Scalar> Channel(const ElementwisePass& pass, int64_t c) {
@@ -222,18 +222,18 @@ MapTile PickNormalize(const ElementwisePass& pass) {
 
 // ---- the second pass of backward: dx = scale * dz + scale_xmu * xmu + shift ---------------------
 //
-// This equals scale_in * (unit * centered) + shift + scale * dz.
+// activation.inl explains xmu, dz and `centered`, and why the coefficient of `centered` is split.
 
 template <Variant kVariant>
 struct ApplyFormula {
-  static constexpr bool kBackward = true, kReadsX = kVariant == kLeakyOfX;
+  static constexpr bool kBackward = true, kRecomputesZ = kVariant == kLeakyOfX;
 
   template <typename Scalar>
   static SYNCBN_INLINE Coefficients<Scalar> Channel(const ElementwisePass& pass, int64_t c) {
     const double center = CenterOf(pass)[c], scale = PerScale(pass.scale_xmu[c], pass, c);
     const Affine<Scalar> of_in = MakeAffine<Scalar>(center, scale, pass.shift[c]);
     Affine<Scalar> to_z = {of_in.center, 0, 0};
-    if (kReadsX) to_z = MakeAffine<Scalar>(center, pass.scale[c], pass.offset[c]);
+    if (kRecomputesZ) to_z = MakeAffine<Scalar>(center, pass.scale[c], pass.offset[c]);
     double unit;
     const Scalar scale_in = Scalar(SplitCoefficient(scale, &unit));
     return {to_z, Scalar(pass.scale[c]), scale_in, Scalar(unit), of_in.offset};
