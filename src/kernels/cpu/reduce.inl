@@ -3,7 +3,7 @@
 //
 // `Terms` has Channel(c, first), which returns the Affine of channel c, whose first value in the
 // tile is `first`; Of(x, dy, this Affine), which returns the two terms of an element; kBackward,
-// true if it reads dy; and kComputesZ, true if it reads the scale and the offset of the Affine.
+// true if it reads dy; and kRecomputesZ, true if it reads the scale and the offset of the Affine.
 
 namespace syncbn::cpu {
 namespace {
@@ -100,25 +100,25 @@ void SumPlanes(const Terms& terms, const T* x, const T* dy, const Tile& tile, do
 }
 
 // The Affine and the two sums of each column of `Rows` (tile.inl), padded to whole vectors.
-template <bool kComputesZ>
+template <bool kRecomputesZ>
 struct ColumnSums {
   static constexpr int64_t kSize = kMaxColumns + kDoubles;
   alignas(64) double center[kSize];
   alignas(64) double u[kSize];
   alignas(64) double v[kSize];
-  alignas(64) double scale[kComputesZ ? kSize : 1];
-  alignas(64) double offset[kComputesZ ? kSize : 1];
+  alignas(64) double scale[kRecomputesZ ? kSize : 1];
+  alignas(64) double offset[kRecomputesZ ? kSize : 1];
 };
 
 // Adds kRows rows of `n` columns from column j on, and loads and stores the sums only once.
 template <int kRows, bool kFull, typename Terms, typename T>
 SYNCBN_INLINE void AddColumns(const Terms& terms, const T* x, const T* dy, int64_t stride,
-                              int64_t j, int64_t n, ColumnSums<Terms::kComputesZ>* columns) {
+                              int64_t j, int64_t n, ColumnSums<Terms::kRecomputesZ>* columns) {
   Affine<Doubles> k = {};
   Pair<Doubles> sums;
   Load(columns->center + j, &k.center);
-  if (Terms::kComputesZ) Load(columns->scale + j, &k.scale);
-  if (Terms::kComputesZ) Load(columns->offset + j, &k.offset);
+  if (Terms::kRecomputesZ) Load(columns->scale + j, &k.scale);
+  if (Terms::kRecomputesZ) Load(columns->offset + j, &k.offset);
   Load(columns->u + j, &sums.first);
   Load(columns->v + j, &sums.second);
   for (int row = 0; row < kRows; ++row) {
@@ -141,7 +141,7 @@ SYNCBN_INLINE void AddColumns(const Terms& terms, const T* x, const T* dy, int64
 
 template <int kRows, typename Terms, typename T>
 void AddRows(const Terms& terms, const T* x, const T* dy, int64_t stride, int64_t width,
-             ColumnSums<Terms::kComputesZ>* columns) {
+             ColumnSums<Terms::kRecomputesZ>* columns) {
   int64_t j = 0;
   for (; j + kDoubles <= width; j += kDoubles)
     AddColumns<kRows, true>(terms, x, dy, stride, j, kDoubles, columns);
@@ -153,13 +153,13 @@ void SumColumns(const Terms& terms, const T* x, const T* dy, const Tile& tile, d
                 double* sum_v) {
   const Rows rows = MakeRows(tile);
   const T* firsts = FirstOf(x, tile);
-  ColumnSums<Terms::kComputesZ> columns;
+  ColumnSums<Terms::kRecomputesZ> columns;
   __builtin_memset(&columns, 0, sizeof(columns));
   ForEachColumn(rows, tile, [&](int64_t j, int64_t c) {
     const Affine<double> k = terms.Channel(c, firsts[c * tile.inner]);
     columns.center[j] = k.center;
-    if (Terms::kComputesZ) columns.scale[j] = k.scale;
-    if (Terms::kComputesZ) columns.offset[j] = k.offset;
+    if (Terms::kRecomputesZ) columns.scale[j] = k.scale;
+    if (Terms::kRecomputesZ) columns.offset[j] = k.offset;
   });
   constexpr int kRows = 8;
   x += rows.offset;
@@ -205,7 +205,7 @@ void SumTile(const Terms& terms, const T* x, const T* dy, const Tile& tile, doub
 // of the mean, so m2 loses at most a factor of about n in precision, whatever the mean is.
 
 struct MomentTerms {
-  static constexpr bool kBackward = false, kComputesZ = false;
+  static constexpr bool kBackward = false, kRecomputesZ = false;
 
   template <typename T>
   SYNCBN_INLINE Affine<double> Channel(int64_t /*c*/, T first) const {
@@ -242,13 +242,13 @@ ReduceTile PickMoments(const ReductionPass& pass) {
 
 template <Variant kVariant>
 struct GradientTerms {
-  static constexpr bool kBackward = true, kComputesZ = kVariant == kLeakyOfX;
+  static constexpr bool kBackward = true, kRecomputesZ = kVariant == kLeakyOfX;
   const double *center, *scale, *offset;
   Slopes<Doubles> f;
 
   template <typename T>
   SYNCBN_INLINE Affine<double> Channel(int64_t c, T /*first*/) const {
-    return {center[c], kComputesZ ? scale[c] : 0, kComputesZ ? offset[c] : 0};
+    return {center[c], kRecomputesZ ? scale[c] : 0, kRecomputesZ ? offset[c] : 0};
   }
   SYNCBN_INLINE void Of(Doubles saved, Doubles dy, const Affine<Doubles>& k, Doubles* first,
                         Doubles* second) const {
