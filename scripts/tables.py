@@ -76,9 +76,9 @@ def nets(name="benchmark_net.json"):
         [net, *(f"{min(r):.2f} to {max(r):.2f}" for r in layers.values())]
         for net, layers in ratios.items()
     ]
-    head = f"net (memory bandwidth {document['copy_gb_s']:.0f} GB/s)"
-    heads = "gluon_syncbn with MXNet's defaults", "MXNet's SyncBatchNorm, two workers"
-    return markdown([head, *heads], rows)
+    head = f"net, on a machine with {document['copy_gb_s']:.0f} GB/s of memory bandwidth"
+    ours = "gluon_syncbn (MXNet's defaults)"
+    return markdown([head, ours, "MXNet's SyncBatchNorm (two workers)"], rows)
 
 
 def memory(name="benchmark_memory.json"):
