@@ -38,7 +38,7 @@ def recompute_statistics(
     A running average mixes the statistics of many earlier states of the net, but
     inference needs the statistics of the final state. This function calls `net` on the
     batches. Layers normalize with each batch's own statistics, as in training, over all
-    devices and processes of their group. Everything else is in inference mode, so
+    devices and the processes of their `group`. Everything else is in inference mode, so
     Dropout drops nothing. If batch :math:`b` has :math:`n_b` elements of a channel with
     mean :math:`\mu_b` and biased variance :math:`\sigma_b^2`, the running mean becomes
 
@@ -63,9 +63,9 @@ def recompute_statistics(
     batches : iterable
         Each batch is an array, or a tuple or list that begins with the inputs of `net`;
         later elements such as labels are ignored. A SyncBatchNorm, or a Sequential that
-        begins with one, gets no mask. Arrays are NumPy's or MXNet's, on any context. If
-        `net` is on several contexts, each batch is split over them. With several
-        processes every process calls this function with equally many batches. A layer
+        begins with one, gets x but no mask. Arrays are NumPy's or MXNet's, on any
+        context. If `net` is on several contexts, each batch is split over them. All
+        processes call this function with equally many batches. A layer
         with ``nonfinite="skip"`` ignores batches whose moments are not finite.
     steps : int or None, default None
         Maximum number of batches. By default all batches are used.
@@ -91,8 +91,8 @@ def recompute_statistics(
     Notes
     -----
     The iterable `batches` may call `net` itself, for example to make pseudo-labels;
-    such calls are not counted. Another thread may call a parallel net, but not its
-    children.
+    such calls are not counted. Meanwhile another thread may call `net` if it is
+    parallel, but not its children.
 
     References
     ----------
@@ -119,13 +119,13 @@ def recompute_statistics(
     if steps is not None:
         check_int("steps", steps, minimum=1)
     devices, axis = _devices_and_axis(net)
-    total("recompute_statistics")  # an error if another rank trains
+    total("recompute_statistics")  # raises an error unless all ranks call it here
     with synchronized(net) as norms:
         layers = [norm.layer for norm in norms if not norm.reason]
-        passed = [norm for norm in norms if norm.reason]
-        if passed:
-            kept = comma_list(passed)
-            warn(f"these batch normalizations keep their statistics: {kept}")
+        unconverted = [norm for norm in norms if norm.reason]
+        if unconverted:
+            names = comma_list(unconverted)
+            warn(f"these batch normalizations keep their statistics: {names}")
         if not layers:
             raise ValueError(
                 f"net must have a BatchNorm that is not frozen, got {name_of(net)}"
@@ -151,10 +151,10 @@ def _collect(net, layers, devices, axis, batches):
         with autograd.pause(train_mode=False):
             _call(net, shards, devices, layers)
         for layer in layers:
-            place = layer.running_mean, layer.running_var
-            former, more = moments.get(place), _moments_of(layer)
+            key = layer.running_mean, layer.running_var
+            former, more = moments.get(key), _moments_of(layer)
             if more:
-                moments[place] = former.merge(more) if former else more
+                moments[key] = former.merge(more) if former else more
     return moments
 
 
@@ -196,7 +196,7 @@ def _copy_to(leaf, context):
 
 
 def _call(net, shards, devices, layers):
-    """Call the net on all devices while its layers collect."""
+    """Call the net on all devices while its layers collect moments."""
     started = itertools.count(1)
 
     def collect(starts):
@@ -206,7 +206,7 @@ def _call(net, shards, devices, layers):
     def call(arguments):
         number = next(started)
         if number == 1:
-            mx.nd.waitall()  # else the layers would collect from pending work
+            mx.nd.waitall()  # otherwise pending work would also be collected
             collect(True)
         net(*arguments)
         if number == len(shards.contexts):

@@ -1,7 +1,7 @@
 """Pack mxnet-cu112 for a machine with a GPU and Python, but without a network.
 
-The archive contains MXNet's dependencies, MXNet without the code of its kernels (most
-of its size), and stubs of CUDA's libraries. The stub of the runtime gets memory and
+The archive contains MXNet's dependencies, MXNet without its code for GPUs (most of its
+size), and stubs of CUDA's libraries. The stub of the runtime gets memory and
 streams from the driver but launches no kernel of MXNet, so MXNet runs on GPUs for which
 it has no kernels. A separate folder contains the emulated driver.
 docs/design/gpus.md shows how to use the archive.
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from check_gpu_wheel import EMULATED, make_stubs
 
-# The host code of kernels is repetitive: a large dictionary packs 350 MB into 38 MB.
+# MXNet's code for CPUs is repetitive. A large dictionary packs 350 MB into 38 MB.
 COMPRESSION = "xz --x86 --lzma2=preset=4,dict=256MiB"
 PACKAGES = "numpy<2", "pytest==8.3.5", "setuptools<81"
 SITE_CUSTOMIZE = "import setuptools  # provides distutils, which MXNet imports\n"

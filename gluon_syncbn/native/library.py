@@ -116,8 +116,8 @@ def load() -> ctypes.CDLL:
     file = path()
     if not file.exists():
         raise ImportError(
-            f"{file} does not exist. Build it with {_BUILD}. If it is installed, start "
-            f"Python outside {file.parent.parent}, which contains the sources."
+            f"{file} does not exist. Build it with {_BUILD}. If gluon_syncbn is "
+            "installed, start Python outside the folder of its sources."
         )
     limit = os.environ.get("GLUON_SYNCBN_INSTRUCTION_SET")  # native code reads it
     if limit:
@@ -149,7 +149,7 @@ def _check_whole(file):
 
 
 def declare(library: ctypes.CDLL, file: Path, signatures: dict) -> None:
-    """Set the types of a library's functions; raise ImportError if they are wrong.
+    """Set the types of a library's functions; raise ImportError if it lists others.
 
     ctypes would call a function with too few arguments, or arguments of another size,
     and corrupt memory. So the library lists its types (src/core/c_interface.h).
@@ -191,7 +191,7 @@ def features() -> dict[str, Any]:
 
         * ``version``: the package's version.
         * ``commit``: the commit that was built, with ``-dirty`` if files were changed;
-          empty if the build had no git and no source distribution.
+          empty if it is unknown.
         * ``instruction_set``: ``"avx512"``, ``"avx2"`` or ``"generic"``, for the CPU
           kernels.
         * ``num_threads``: the number of threads that compute at once.
@@ -199,7 +199,7 @@ def features() -> dict[str, Any]:
         * ``cuda_architectures``: the GPU generations with machine code (``"90-real"``,
           for all GPUs of generation 9) or PTX (``"90-virtual"``).
         * ``cuda_missing``: the reason why there are no CUDA kernels, for example the
-          error of each nvcc, or an empty text.
+          error of each nvcc that the build has tried, or an empty text.
         * ``mpi``: True if the library for MPI was built.
         * ``library``: the library's path.
 

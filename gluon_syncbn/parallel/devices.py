@@ -1,7 +1,7 @@
 """Call a function once for each context, each time in the thread of that context.
 
 docs/design/mxnet.md explains why CPU contexts need threads. The threads take turns,
-because MXNet's front end is not thread-safe and pushing work is quick.
+because MXNet's front end is not thread-safe and queueing work is quick.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LISTS = (Sequence, mx.nd.NDArray, np.ndarray)
 class _Thread(threading.local):
     """State of the calling thread."""
 
-    calls: Any = None  # the queue of its Worker
+    calls: Any = None  # the queue of the thread's Worker
     seed_count = -1  # `_seed_count` when the thread was seeded
 
 
@@ -71,7 +71,7 @@ class Worker:
         self.unfinished.add(result)
         self._calls.put((result, function, arguments))
         try:
-            if own is not None:  # the function may call the waiting Worker
+            if own is not None:  # serve this Worker's own calls during the wait
                 result.add_done_callback(lambda _: own.put(None))
                 _serve(own)
             return result.result()
@@ -90,12 +90,12 @@ def _serve(calls):
 
 
 class Workers:
-    """A Worker for each context, created at first use. A forked child makes its own."""
+    """A Worker for each context, created at first use. A forked child makes others."""
 
     def __init__(self) -> None:
         self._workers: dict = {}
 
-    def __reduce__(self) -> tuple:  # a copy of a net in a plain loop has its own
+    def __reduce__(self) -> tuple:  # a deep copy of a net creates other Workers
         return Workers, ()
 
     def worker_for(self, context: mx.Context) -> Worker:
@@ -134,9 +134,9 @@ def _count_seed():
 class Devices:
     """The contexts of one data-parallel net, with a thread for each.
 
-    A context has one thread in a process, whichever object or thread calls it. Each
-    thread has its own random generators. The first `map` after ``mx.random.seed`` seeds
-    them from the caller's generator, differently for each context.
+    Several `Devices` of a process share the thread of a context. Each thread has its
+    own random generators. The first `map` after ``mx.random.seed`` seeds them from the
+    caller's generator, differently for each context.
 
     Parameters
     ----------
@@ -223,7 +223,7 @@ class Devices:
         The calls run one after the other, in the order of the contexts. They have the
         caller's ``autograd`` flags and NumPy semantics, and their own context is the
         current one. `function` must not wait for results that need the other contexts
-        (``asnumpy``, ``wait_to_read``), because these have no work yet. Wait after
+        (``asnumpy``, ``wait_to_read``), because they may have no work yet. Wait after
         `map` instead. Threads that call `map` take turns, also with different Devices.
         `function` may call `map` itself.
 
@@ -287,8 +287,9 @@ class Devices:
                 raise mx.MXNetError(
                     f"waited {failures.get_timeout():g} s for the map of another thread"
                 )
+            # The first argument of `wait` is how many presses of Ctrl-C it defers.
             if not is_nested:
-                section.wait(0, self._workers.finish)  # an interrupted map may go on
+                section.wait(0, self._workers.finish)  # calls of an interrupted map
                 failures.raise_pending()
             call = _with_callers_state(function, self.contexts)
             try:
@@ -313,11 +314,10 @@ class Devices:
 
 
 class OwnThreads(Devices):
-    """Devices with threads of their own.
+    """Devices that share no thread with other Devices.
 
-    Plain loops of several training threads may reach the contexts in different orders.
-    Operators of one thread may wait for each other, so loops that share threads could
-    wait for each other.
+    MXNet may make operators that one thread has queued wait for each other. So two
+    training loops that shared the contexts' threads could wait for each other.
     """
 
     def __init__(self, contexts: Sequence[mx.Context]) -> None:
@@ -326,7 +326,7 @@ class OwnThreads(Devices):
 
 
 def inside_map(contexts: Sequence[mx.Context] = ()) -> bool:
-    """Return True inside a function of `map`, optionally of one over these contexts."""
+    """Return True inside a `map`; if `contexts` are given, only in a map over them."""
     mapped = failures.here.contexts
     return bool(mapped) and (not contexts or list(contexts) == list(mapped))
 
@@ -344,7 +344,7 @@ def _lengths(lists):
 def _with_callers_state(function, contexts):
     """Return `function` with the caller's flags and seed, to call in other threads."""
     global _latest_draw
-    # Inside of a map, a draw could wait for work that waits for a nested map.
+    # A draw waits for queued work, which in a map may wait for another context's call.
     if _latest_draw[0] != _seed_count and not failures.here.contexts:
         _latest_draw = _seed_count, draw_seed()
     seed_count, seed = _latest_draw
@@ -358,7 +358,7 @@ def _with_callers_state(function, contexts):
             if _thread.seed_count != seed_count:
                 _thread.seed_count = seed_count
                 set_seed(zlib.crc32(f"{seed} {context}".encode()) >> 1, ctx=context)
-            # A copy of the context, because `with` stores the replaced one in it.
+            # A copy, because `with` stores the replaced context in the object itself.
             with Context(context), mx.util.np_shape(np_shape):
                 with mx.util.np_array(np_array):
                     return function(*elements)

@@ -1,7 +1,7 @@
 """Time what a layer adds to forward and backward of a net, beside MXNet's own layers.
 
-The layer is between identities or between convolutions. It is only timed if its results
-equal a float64 batch normalization. All layers take turns.
+The layer is between identities or between convolutions. Its results must equal a
+float64 batch normalization, unless it is nn.BatchNorm on two contexts. All take turns.
 
     python scripts/benchmarks/benchmark_layer.py  # as in docs/benchmarks.md, 4 minutes
 """

@@ -10,7 +10,7 @@ namespace syncbn {
 void ParallelFor(int64_t tasks, const std::function<void(int64_t)>& task);
 
 // Returns the number of threads that may run tasks at once, including the caller: OMP_NUM_THREADS
-// or, if it is unset, the processors of this process. A process forked after the first use has one.
+// or, by default, this process's processors. Returns 1 in a child forked after the pool's start.
 int NumThreads();
 
 }  // namespace syncbn

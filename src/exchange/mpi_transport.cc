@@ -28,7 +28,7 @@ void Check(int code, const char* function) {
   throw Error(Concat(function, " failed: ", std::string(text, length)));
 }
 
-// Waits until the launcher has read stderr, because MPICH's drops unread output at MPI_Abort.
+// Waits until the launcher has read stderr. MPICH's launcher drops unread output at MPI_Abort.
 void AwaitReader() {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(2);
   for (int unread = 0; ioctl(STDERR_FILENO, FIONREAD, &unread) == 0 && unread > 0;) {
@@ -37,7 +37,7 @@ void AwaitReader() {
   }
 }
 
-// MPI_Finalize calls this function before it waits for all ranks. It would hang if a rank hangs.
+// MPI_Finalize calls this function before it waits for all ranks, because a rank may hang.
 int CallClosing(MPI_Comm, int, void* closing, void*) noexcept {
   bool all_end = false;
   CatchAll([&] { all_end = (*static_cast<std::function<bool()>*>(closing))(); });
@@ -77,7 +77,7 @@ class MpiTransport : public Transport {
 
   bool Receive(int* from, Bytes* message) override {
     if (!sends_.empty()) ForgetSent();
-    if (receive_ == MPI_REQUEST_NULL) PostReceive();  // the first one, or after an error
+    if (receive_ == MPI_REQUEST_NULL) PostReceive();  // the first receive, or after an error
     int done = 0, bytes = 0;
     MPI_Status status;
     Check(MPI_Test(&receive_, &done, &status), "MPI_Test");
@@ -139,7 +139,7 @@ class MpiTransport : public Transport {
 }  // namespace
 }  // namespace syncbn
 
-// The signatures of these functions, see core/c_interface.h.
+// Returns the signatures of this file's functions, which core/c_interface.h describes.
 SYNCBN_EXPORT(const char*, gluon_syncbn_interface) { return syncbn::Interface().c_str(); }
 
 // Returns true if the loaded MPI is the MPI that mpi4py has initialized.

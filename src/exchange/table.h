@@ -5,11 +5,11 @@
 // * Devices and ranks may arrive in any order. Equal inputs give equal results, bit for bit, on all
 //   devices and ranks and in all runs.
 // * Every wait ends with the result or an error. A timeout names the missing devices or ranks.
-// * The first failure ends all exchanges of the process, and all later ones until Reset. A failure
-//   that reaches other ranks is permanent on all ranks.
-// * A rank that leaves sends a message, and exchanges that need it end immediately.
-// * A net may move: if a new device calls a layer that has all its devices, and none of them waits,
-//   the layer forgets them. If a forgotten device calls again, that is an error.
+// * The first failure ends all waits of the process, and all later ones until Reset. A failure that
+//   reaches other ranks is permanent on all ranks.
+// * A rank that leaves sends a message, and exchanges that need this rank end immediately.
+// * A net may move. If a layer has been called on all of its num_devices devices, and none of them
+//   waits, a call on a new device makes it forget these devices. Later calls on them are errors.
 #pragma once
 #include <atomic>
 #include <map>
@@ -29,7 +29,7 @@ namespace syncbn {
 // The devices that take part in a forward call; null for all devices of the layer.
 using Participants = std::shared_ptr<const std::set<Device>>;
 
-// A forward call of a device. Its backward calls need it.
+// Identifies a forward call of a device in its backward calls.
 struct Ticket {
   int64_t number = 0;  // the same on all devices and ranks
   int64_t generation = 0;
@@ -54,7 +54,7 @@ struct Members {
   std::set<Device> former;    // devices that called it before the net moved
   Participants participants;  // the devices of the next forward calls
   int64_t generation = 0;     // tickets of an earlier generation are invalid
-  int64_t resets = 0;         // the number of Table::Reset calls that this layer has followed
+  int64_t resets = 0;         // the value of Table::resets_ in the layer's latest call
   std::map<Device, double> wait_seconds;
   static inline std::atomic<int> alive{0};
 };
@@ -64,7 +64,7 @@ struct Contribution {
   Members* members = nullptr;  // null for a named sum
   Device device{};
   std::vector<int64_t> shape{};
-  int64_t repeat = 0;
+  int64_t repeat = 0;  // how many backward calls of this forward call came before
   Signature signature{};
   Numbers numbers{};
   size_t devices = 1;  // the number of devices in this process, unless the ticket lists them
@@ -102,11 +102,11 @@ class Table {
   // there is none or after a failure.
   double LongestWait();
 
-  // Fails all exchanges with this text until Reset. A no-op without layers and other ranks. Other
-  // ranks receive the text if a device here waits for them, or if `tell_ranks`.
+  // Fails all exchanges with this text until Reset, if there are layers or other ranks. Other ranks
+  // receive the text if a device here waits for them, or if `tell_ranks`.
   void Fail(const std::string& text, bool tell_ranks);
   std::string Failure();
-  // Forgets all devices, and the failure unless other ranks have it. Call Fail before.
+  // Forgets all devices, and the failure unless other ranks have it. Fail must be called before.
   void Reset();
 
   void Connect(std::unique_ptr<Transport> transport);
@@ -128,7 +128,7 @@ class Table {
  private:
   using Shared = std::shared_ptr<Exchange>;
 
-  // Returns the number of the next call of a layer or name. All local calls are numbered together.
+  // Returns the next call's number. All layers share the numbers of calls without other ranks.
   int64_t& NextCall(const Key& key) {
     return next_calls_[{key.is_local, key.is_local ? "" : key.layer, key.phase, 0, 0}];
   }
@@ -151,10 +151,10 @@ class Table {
   void ServeUntil(Lock* lock, double seconds, const Predicate& over);
 
   std::map<Key, int64_t> next_calls_;
-  std::map<int, Key> latest_;  // the key of each rank's latest part
+  std::map<int, Key> latest_;  // the exchange that each child rank has contributed to last
   std::string failure_;
   bool failed_for_good_ = false;
-  bool notice_given_ = false;
+  bool notice_given_ = false;  // a wait has printed its error before its timeout
   int64_t resets_ = 0;
 };
 

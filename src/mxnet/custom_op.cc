@@ -2,9 +2,9 @@
 // tensors and exceptions to errors of MXNet.
 //
 // Inputs: x, gamma, beta. Output: y. Auxiliary states: running_mean, running_var.
-// A chained node also has an input "after", an output of an earlier node with the same running
-// statistics. The operator does not read it, but MXNet then runs the two nodes in this order, also
-// in static_shape graphs. A masked node has a last input "rows", see ForwardTensors.
+// A chained node also has an input "after", which depends on the output of an earlier node with the
+// same running statistics. It is not read, but it makes MXNet run the two nodes in this order,
+// also in static_shape graphs. A masked node has a last input "rows", the number of valid rows.
 //
 // MXNet calls the callbacks in this order: the creator (in every imperative call, so it must be
 // cheap), the lists, shapes, backward dependencies, CreateOperator, types; then forward and
@@ -56,7 +56,7 @@ struct Node {
   }
 };
 
-// Throws Error if this process has no layer with the key "layer_key".
+// Throws Error if this process does not have the layer that the attribute "layer_key" names.
 Node ReadNode(int size, const char** keys, const char** values) {
   Node node;
   std::string layer_key;
@@ -250,7 +250,7 @@ int CreateOperator(const char* context, int /*size*/, unsigned** /*shapes*/, con
     CheckCudaGraphs(node, device);
     static std::once_flag first;
     std::call_once(first, [] {
-      ReserveErrors();
+      ReserveErrors();  // memory of MXNet, see mxnet/engine.cc
       GuardForks();
     });
     Operator* op = new Operator(node, device);

@@ -1,4 +1,4 @@
-// Random shards of a layer on several devices, and their training steps.
+// Steps of a layer on several devices, each with a random shard of the batch.
 #pragma once
 #include <algorithm>
 #include <functional>
@@ -24,7 +24,7 @@ struct Setting {
   bool from_output = false;
   WriteMode dx_mode = WriteMode::kWrite;
   WriteMode y_mode = WriteMode::kWrite;
-  bool keeps_x = false;  // if from_output: y does not suffice, because one channel's gamma is small
+  bool keeps_x = false;  // one channel's gamma is so small that a layer with from_output keeps x
   bool training = true;
   bool masked = false;  // the last row of each shard is padding
   int64_t channels = 5;
@@ -40,7 +40,7 @@ struct Setting {
   }
 };
 
-constexpr int64_t kNotReconstructible = 2;  // the channel of the small gamma
+constexpr int64_t kNotReconstructible = 2;  // the channel with the small gamma
 
 // Parameters, data and results of one device.
 struct Shard {
@@ -92,8 +92,7 @@ struct Shard {
   Tensor valid_rows = gamma;
 };
 
-// Makes two training steps of a layer. Each shard has a device, a thread, and a backend from
-// `make`.
+// Makes two steps of a layer. Each shard has a device, a thread, and a backend from `make`.
 inline std::vector<Shard> Train(DType dtype, const std::vector<int64_t>& rows,
                                 const Setting& setting, const char* type,
                                 const std::function<std::unique_ptr<syncbn::Backend>()>& make) {
@@ -119,7 +118,7 @@ inline void Compare(Tensor& result, Tensor& expected, DType dtype, double error,
   CHECK(result.GuardsAreIntact(), name);
   const double eps = dtype == DType::kFloat64 ? 0x1p-53 : 0x1p-24;
   for (int64_t i = 0; i < result.size(); ++i) {
-    // All terms are below 100, and sums have fewer than 400 terms.
+    // The tolerance allows for the rounding errors of a sum of 400 terms below 100.
     CHECK_NEAR(result.Get(i), expected.Get(i),
                100 * 400 * eps + Ulp(dtype, expected.Get(i)) + error, name, " ",
                syncbn::Name(dtype));

@@ -1,6 +1,6 @@
-// Compares the layer on several devices of one GPU with the layer on as many CPUs. ctest runs it on
-// the emulated GPU, and scripts/check_gpu.sh on a GPU. On the emulated GPU, whose calls fail on
-// demand, it also tests the state after a failed call, and a layer's memory.
+// Compares a layer whose devices all compute on one GPU with a layer on as many CPU devices. ctest
+// runs this test on the emulated GPU, and scripts/check_gpu.sh on a GPU. The emulated GPU can make
+// calls fail, so the test then also checks the state after a failed call, and a layer's memory.
 #include <memory>
 #include <string>
 #include <utility>
@@ -29,8 +29,8 @@ void TestSetting(DType dtype, const std::vector<int64_t>& rows, const Setting& s
     return syncbn::MakeCudaBackend({"gpu", 0}, Allocate);  // all devices compute on gpu(0)
   });
   std::vector<Shard> cpu = TrainOnCpu(dtype, rows, setting);
-  // The y that backward reads may be rounded to another neighbour. The x_hat from y then differs by
-  // as much, and is multiplied by less than 10.
+  // The y of GPU and CPU may differ by the distance of two adjacent numbers. Gradients that are
+  // computed from y then differ by less than 10 times this distance.
   const double error = setting.from_output ? 10 * test::Ulp(dtype, 4) : 0;
   for (size_t k = 0; k < rows.size(); ++k) {
     Compare(gpu[k].y, cpu[k].y, dtype, 0, name + " y");
@@ -43,7 +43,7 @@ void TestSetting(DType dtype, const std::vector<int64_t>& rows, const Setting& s
   }
 }
 
-// The second device may have no row, and a masked shard may have only padding.
+// One case has a device without rows, and masked shards of one row have only padding.
 void TestSettings() {
   constexpr WriteMode kWrite = WriteMode::kWrite, kAdd = WriteMode::kAdd, kNull = WriteMode::kNull;
   const Activation none, relu{Function::kLeakyRelu, 0}, leaky{Function::kLeakyRelu, 0.1};
@@ -76,7 +76,7 @@ void TestSettings() {
 
 #ifdef EMULATED_CUDA
 // The allocations of a framework, which may change the thread's current device.
-int pieces_taken[2], pieces_back[2];  // numbers of device and pinned allocations
+int pieces_taken[2], pieces_back[2];  // allocated and freed pieces of [device, pinned] memory
 bool framework_is_full = false;
 
 std::shared_ptr<void> AllocateFromFramework(const Device& device, syncbn::MemoryKind kind,
@@ -107,7 +107,7 @@ void StepOfNewLayer(int64_t rows) {
   const auto layer = OnGpu(kKeepsX, std::make_shared<syncbn::Layer>("layer"));
   Shard shard(DType::kFloat32, rows, 0, kKeepsX);
   shard.Step(layer.get(), kKeepsX);
-  // TrainOnCpu makes two steps, in which these results are equal.
+  // TrainOnCpu makes two steps, which give the same y.
   Compare(shard.y, TrainOnCpu(DType::kFloat32, {rows}, kKeepsX)[0].y, DType::kFloat32, 0, "y");
   const int taken = pieces_taken[0];
   shard.Step(layer.get(), kKeepsX);

@@ -62,8 +62,8 @@ def line_of(function):
 def test_the_line_that_waits(mistake, devices):
     layer = set_mode(make_layer(devices.contexts), "static_shape")
     shards = make_shards(devices)
-    with autograd.train_mode():  # the graph of a hybridized layer exists
-        map_and_wait(devices, layer, shards)
+    with autograd.train_mode():
+        map_and_wait(devices, layer, shards)  # makes the layer's graph
     with autograd.record():
         text = failure_of(mistake, devices, layer, shards)
     assert f"SyncBatchNorm '{layer.name}', " in text and "recover()" in text
@@ -81,7 +81,7 @@ def read(y):
 
 
 def test_the_line_inside_of_map(devices):
-    """The error has the line of each context's thread, and the thread's name."""
+    """The error has the name and the line of the thread that waits."""
     layer = make_layer(devices.contexts)
     with autograd.train_mode():
         text = failure_of(devices.map, lambda x: read(layer(x)), make_shards(devices))
@@ -122,7 +122,7 @@ def test_traced_before_initialization_without_num_devices():
 
 
 def test_backward_of_a_failed_forward_does_not_crash(make_devices):
-    """MXNet runs it if another operator has cleared the forward's exception."""
+    """MXNet runs backward if another operator has cleared the forward's exception."""
     devices = make_devices(3)
     layer = make_layer(devices.contexts, 0.2, num_devices=2)
     shards = make_shards(devices, X[:3])
@@ -170,7 +170,7 @@ def test_net_moves_to_other_contexts(make_devices):
 
 @contextmanager
 def busy_worker(context):
-    """Keep the engine's worker of a CPU context busy, as a bulk does on a GPU."""
+    """Keep the thread in which MXNet runs operators of a CPU context busy."""
     began, end = threading.Event(), threading.Event()
 
     @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
@@ -186,23 +186,23 @@ def busy_worker(context):
 
 @pytest.mark.filterwarnings("ignore:SyncBatchNorm .*allow_plain_loop")
 def test_an_error_stays_with_its_operator():
-    """Another operator, which completes meanwhile, does not get the error."""
-    contexts = cpus(2, 1)  # a wait for an array is work on cpu(0)
+    """An operator that completes while another one fails does not get its error."""
+    contexts = cpus(2, 1)  # waits for arrays run on cpu(0), which must not be busy
     good, bad = (make_layer(contexts, num_devices=2) for _ in range(2))
     xs = [nd.ones((2, 3), ctx=c) for c in contexts]
     x = xs[0].copy()
-    mx.nd.waitall()  # then only the work that is counted below is queued
+    mx.nd.waitall()  # the loop below must not wait for this copy
     with autograd.train_mode():
         failing, healthy = bad(x), good(xs[0])
-        for _ in range(2):  # the guard that makes x plain, then the operators
+        for _ in range(2):  # wait for conversions of layouts, then for operators
             with busy_worker(contexts[0]):
                 pass
         with busy_worker(contexts[0]):
-            good(xs[1]).wait_to_read()  # both have arrived
+            good(xs[1]).wait_to_read()  # both devices of `good` have arrived
             other = bad(xs[1].astype("float64"))
             while not failures.failure():
                 time.sleep(0.01)
-            time.sleep(0.2)  # the error leaves its operator meanwhile
+            time.sleep(0.2)  # meanwhile the failed operator gives MXNet its error
     np.testing.assert_array_equal(healthy.asnumpy(), 0)
     for y in failing, other:
         assert "float64" in failure_of(y.wait_to_read)
@@ -226,19 +226,19 @@ class Fails(autograd.Function):
 
 @pytest.mark.timeout(60)
 def test_an_operator_completes_with_the_error_of_another_one():
-    """It has a user's function's error, so no operator gets the layer's error."""
+    """A layer's operator takes the error of a user's function instead of its own."""
     contexts = cpus(2, 1)
-    elsewhere = nd.ones((2, 3), ctx=mx.cpu(5))
-    elsewhere.attach_grad()
+    x = nd.ones((2, 3), ctx=mx.cpu(5))
+    x.attach_grad()
     layer, fails = make_layer(contexts, num_devices=2), Fails()
     good, other = (nd.ones((2, 3), ctx=context) for context in contexts)
     with autograd.record():
-        y = fails(elsewhere)
+        y = fails(x)
     y.backward()
     assert fails.began.wait(60)
     with busy_worker(mx.cpu(5)):
         fails.go_on.set()
-        time.sleep(0.2)  # the error leaves its operator meanwhile
+        time.sleep(0.2)  # meanwhile MXNet stores the function's error
         with autograd.train_mode():
             layer(good), layer(other.astype("float64"))
         while not failures.failure():

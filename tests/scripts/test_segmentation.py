@@ -1,4 +1,4 @@
-"""The segmentation scripts: end to end in a tiny size, their parts, and odd input."""
+"""The segmentation scripts: whole tiny runs, single functions, and odd input."""
 
 import importlib
 import os
@@ -27,12 +27,12 @@ TINY = "--crop-size 64 --images 5 --batch-size 2 --epochs 2 --lr 0.02".split()
 
 @pytest.fixture
 def call(monkeypatch, capsys, tmp_path):
-    """Run a script's work in this process; check the exit code and return errors."""
+    """Run a script's `main` in this process; check the exit code, return stderr."""
     monkeypatch.chdir(tmp_path)
 
-    def call(code, work, *options):
+    def call(code, script_main, *options):
         monkeypatch.setattr(sys, "argv", ["script", *map(str, options)])
-        assert model.exit_code(work) == code
+        assert model.exit_code(script_main) == code
         return capsys.readouterr().err
 
     return call
@@ -71,7 +71,7 @@ def write_folder(root, image, label):
 
 
 def test_the_commands_of_the_guide(tmp_path, call):
-    """As printed, but on one image and for fewer epochs."""
+    """They run as the guide prints them, but on one image and for fewer epochs."""
     pixels = np.random.default_rng(0).integers(0, 256, (80, 90, 3)).astype(np.uint8)
     picture = Image.fromarray(pixels)
     write_folder(tmp_path / "camvid", picture, np.eye(80, 90, dtype=np.uint8))
@@ -81,10 +81,10 @@ def test_the_commands_of_the_guide(tmp_path, call):
     limits = [*TINY, "--epochs", "1"], ["--epochs", "2"], []
     for line, more in zip(block.replace("\\\n", "").splitlines(), limits):
         _, script, *options = shlex.split(line, comments=True)
-        work = importlib.import_module(Path(script).stem).main
-        call(0, work, *options, *more)
+        script_main = importlib.import_module(Path(script).stem).main
+        call(0, script_main, *options, *more)
     assert min(Image.open("overlay.png").size) > 200
-    assert "must end in .png" in call(2, work, *options, "--output", "x.xyz")
+    assert "must end in .png" in call(2, script_main, *options, "--output", "x.xyz")
 
 
 SMALL, LABEL = Image.new("L", (2, 2)), np.zeros((2, 2), np.uint8)
@@ -109,7 +109,7 @@ SMALL, LABEL = Image.new("L", (2, 2)), np.zeros((2, 2), np.uint8)
         ("the shape (2, 2), got (1, 2)", (SMALL, LABEL[:1])),
     ],
 )
-def test_odd_input_is_one_sentence(words, arguments, trained, tmp_path, call):
+def test_odd_input_is_an_error(words, arguments, trained, tmp_path, call):
     """The arguments are options, an image with its label, or a file that is cut off."""
     run = shutil.copytree(trained, tmp_path / "RUN")
     if isinstance(arguments, tuple):

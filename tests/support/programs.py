@@ -1,6 +1,6 @@
 """Random training programs of layers: a strategy of hypothesis, their nets and data.
 
-A program is data: a small net, how it runs, and its steps. Each choice begins with the
+A program describes a small net, how it runs, and its steps. Each choice begins with the
 simplest value, to which hypothesis reduces a program that fails.
 """
 
@@ -41,7 +41,7 @@ def programs(draw):
         shape[draw(one_of(*others))] = 700  # enough for several threads
     shape[axis] = draw(one_of(8, 16) if convolutions else one_of(1, 2, 3, 5, 9, 70))
     shape[batch_axis] = 0  # make_data sets the number of rows
-    # The index of the layer in each call. Each call gets the batch.
+    # A forward of the net calls the layers with these indices, each with the batch.
     uses = draw(one_of([0], [0], [0], [0, 1], [0, 0], [0, 1, 0]))
     x_grad_req = draw(one_of("write", "write", "add", "null"))
     layer = layers(needs_gradient=x_grad_req == "null", dtype=dtype)
@@ -68,7 +68,7 @@ def programs(draw):
 def layers(draw, needs_gradient, dtype):
     activation = draw(one_of(None, "identity", "relu", "leaky_relu"))
     grad_reqs = ["write"] if needs_gradient else ["write", "write", "add", "null"]
-    # A smaller epsilon makes float16 outputs overflow if there is only one row.
+    # If the running variance is 0, a smaller epsilon makes float16 outputs overflow.
     epsilons = (1e-3, 0.5) if dtype == "float16" else (1e-5, 1e-3, 0.5)
     options = SimpleNamespace(
         momentum=draw(one_of(0.9, 0.5, 0.0, 1.0)),
@@ -92,10 +92,10 @@ def layers(draw, needs_gradient, dtype):
 def steps(draw, program):
     others = "train_unrecorded", "predict", "predict_recorded"
     kind, count = draw(one_of(*["train"] * 6, *others)), program.contexts
-    rows = [draw(st.integers(1, 4)) for _ in range(count)]  # one number for each
+    rows = [draw(st.integers(1, 4)) for _ in range(count)]  # a number for each context
     # oneDNN refuses an empty float32 shard in convolutions and in hybridized nets.
-    is_plain = program.mode == "imperative" and not program.convolutions
-    if count > 1 and (is_plain or program.dtype != "float32") and draw(once_in(5)):
+    has_neither = program.mode == "imperative" and not program.convolutions
+    if count > 1 and (has_neither or program.dtype != "float32") and draw(once_in(5)):
         rows[draw(st.integers(0, count - 1))] = 0
     backwards = 1 + (kind == "train" and draw(once_in(7)))  # calls on the same graph
     return SimpleNamespace(kind=kind, rows=rows, backwards=backwards)
@@ -104,16 +104,16 @@ def steps(draw, program):
 # ---- Nets and data.
 
 
-class Uses(Function):
-    """Layers that are called with the batch; each call gives an output.
+class ProgramNet(Function):
+    """A net that calls the layers `program.uses` with the batch; returns all outputs.
 
-    If the program has convolutions, an identity convolution is before and after each.
+    If the program has convolutions, each call is between two identity convolutions.
     """
 
     def __init__(self, program, layers):
         super().__init__()
         self._uses = program.uses
-        channels = program.shape[1]
+        channels = program.shape[1]  # only if there are convolutions
         eye = mx.init.Constant(np.eye(channels).reshape(channels, channels, 1, 1))
         arguments = {"use_bias": False, "in_channels": channels}
         self.layers, self.same = nn.HybridSequential(), nn.HybridSequential()
@@ -130,7 +130,7 @@ class Uses(Function):
 def make_net(program):
     rng = np.random.default_rng(program.seed)
     norms = [_norm(program, layer, rng) for layer in program.layers]
-    net = Uses(program, norms)
+    net = ProgramNet(program, norms)
     net.cast(program.dtype)
     net.initialize(ctx=cpus(program.contexts))
     return set_mode(net, program.mode), norms

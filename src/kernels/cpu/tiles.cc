@@ -13,16 +13,16 @@
 namespace syncbn::cpu {
 namespace {
 
-// A tile has about this many elements, which take some 10 us: 128 KiB of float32 fit into the cache
-// of a core. A large tensor has larger tiles, because each tile of a reduction has its own results.
+// A tile has about this many elements, because 128 KiB of float32 fit into the cache of a core. A
+// large tensor has larger tiles, because each tile of a reduction needs memory for its results.
 constexpr int64_t kMinTile = 32768;
 constexpr int64_t kMaxTiles = 256;
 
 constexpr int64_t kMinRun = 4096;      // adjacent elements; reading fewer is inefficient
 constexpr int64_t kAloneSize = 32768;  // a smaller pass ends before another thread has woken up
 
-// Returns the size of even blocks, as many as there would be blocks of `step`, rounded up to a
-// multiple of `multiple`.
+// Divides `size` evenly into as few blocks of at most `step` as possible. Returns the size of a
+// block, rounded up to a multiple of `multiple`.
 int64_t EvenStep(int64_t size, int64_t step, int64_t multiple) {
   const int64_t even = CeilDiv(size, CeilDiv(size, step));
   return std::min(size, CeilDiv(even, multiple) * multiple);
@@ -36,7 +36,7 @@ struct Partition {
   // The layout must not be empty.
   explicit Partition(const Layout& all) : layout(all), inner_step(all.inner) {
     const int64_t target = std::max(kMinTile, CeilDiv(layout.Size(), kMaxTiles));
-    if (layout.inner < kMinPlane) {
+    if (layout.inner < kMinPlane) {  // tiles.h describes this case
       const int64_t max = kMaxColumns / layout.inner;
       const int64_t multiple = max % 16 == 0 ? 16 : 1;  // EvenStep must not exceed `max`
       channel_step =
@@ -87,7 +87,7 @@ const Isa* Detect() {
   const std::string limit = variable == nullptr ? "" : variable;
   if (limit == kGeneric.name) return &kGeneric;
 #if defined(SYNCBN_WIDE_KERNELS)
-  // Every processor with AVX2 has F16C, which this function of older compilers cannot check.
+  // Every processor with AVX2 has F16C, for which older compilers have no __builtin_cpu_supports.
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
@@ -102,8 +102,8 @@ const Isa& TheIsa() {
   return *isa;
 }
 
-// Calls merge(c, done, count, first, second) for each tile, in order, and each of its channels c:
-// first and second are results of `count` elements, after `done` elements of c have been merged.
+// Calls merge(c, done, count, first, second) for each channel c of each tile, in order. `first` and
+// `second` are the tile's results from `count` elements. Earlier calls have merged `done` elements.
 template <typename Merge>
 void Reduce(const ReductionPass& pass, ReduceTile reduce, const Merge& merge) {
   const int64_t channels = pass.layout.channels;

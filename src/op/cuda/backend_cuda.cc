@@ -1,5 +1,5 @@
-// The backend of a GPU. The host waits twice in a forward or backward call of training: for the
-// sums, which kernels write directly to pinned memory, and at the end.
+// The backend of a GPU. In a forward or backward call of training the host waits for the moments or
+// sums, which kernels write directly to pinned memory, and at the end of the call.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -50,7 +50,7 @@ void* CurrentContext() {
 }
 
 // Makes a GPU the thread's current device. The destructor restores the thread's previous context,
-// or none. It uses the driver, because cudaSetDevice would make a context on a GPU without one.
+// or none. It calls the driver, because cudaSetDevice would make a context on a GPU without one.
 class CurrentDevice {
  public:
   // If Set throws, the destructor runs, because the delegated constructor has ended.
@@ -59,8 +59,8 @@ class CurrentDevice {
   CurrentDevice(const CurrentDevice&) = delete;
   CurrentDevice& operator=(const CurrentDevice&) = delete;
 
-  // Must be called again after other code that may have changed the current device. The runtime may
-  // not notice that a destructor has changed the context. So this function also sets the context.
+  // Must be called again after other code that may have changed the current device. This function
+  // also sets the context, because cudaSetDevice may not notice that ~CurrentDevice has changed it.
   void Set() const {
     static std::mutex mutex;
     static auto& contexts = *new std::map<int, void*>;
@@ -88,7 +88,7 @@ struct Buffer {
 };
 
 // A stream and its scratch memory, for one forward or backward call at a time. Later calls of any
-// layer reuse lanes, so a step allocates nothing once its shapes have been seen.
+// layer reuse lanes, so a call allocates scratch memory only if earlier calls needed less.
 class Lane {
  public:
   Lane() {
@@ -97,7 +97,7 @@ class Lane {
     SYNCBN_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   }
 
-  cuda::Stream Queue() {
+  cuda::Stream UseStream() {
     is_idle_ = false;
     return stream_;
   }
@@ -132,22 +132,22 @@ class Lane {
 
   Buffer device, pinned;   // per-channel vectors
   Buffer workspace;        // see kernels/cuda/passes.h
-  bool has_zeros = false;  // the workspace has its zeros
+  bool has_zeros = false;  // the first kWorkspaceZeros bytes of the workspace were set to zero
 
  private:
   static inline std::mutex mutex_;
-  // Never destroyed, because operators may outlive static objects, and the runtime may not.
+  // Never destroyed, because operators may outlive static objects. Lanes are not destroyed either,
+  // because the CUDA runtime may end before them.
   static inline auto& free_ = *new std::map<int, std::vector<Lane*>>;
 
   cuda::Stream stream_ = nullptr;
   bool is_idle_ = true;
 };
 
-// The most per-channel vectors of a call: 3 inputs of the sums, 2 sums, 2 results and 5
-// coefficients in backward from x through an activation. (Forward has 5 inputs, 2 moments, 2
-// results and 3 coefficients.)
-constexpr int64_t kPinnedVectors = 12;
+// The most per-channel vectors of a call. Backward from x through an activation copies 3 inputs of
+// the sums and 5 inputs of dx to the device. Pinned memory also has 2 sums, dgamma and dbeta.
 constexpr int64_t kDeviceVectors = 8;
+constexpr int64_t kPinnedVectors = 12;
 
 bool IsDouble(const Tensor& vector) { return vector.dtype == DType::kFloat64; }
 
@@ -216,7 +216,7 @@ class CudaBackend : public Backend {
       *vector = Upload(*vector);
     }
     Flush();
-    cuda::Normalize(on_device, lane_->Queue());
+    cuda::Normalize(on_device, lane_->UseStream());
   }
 
   void BackwardApply(const ElementwisePass& pass) override {
@@ -225,21 +225,21 @@ class CudaBackend : public Backend {
     on_device.scale_xmu = Upload(pass.scale_xmu);
     on_device.shift = Upload(pass.shift);
     Flush();
-    cuda::BackwardApply(on_device, lane_->Queue());
+    cuda::BackwardApply(on_device, lane_->UseStream());
   }
 
   const void* Keep(const void* tensor, size_t bytes) override {
     if (bytes == 0) return nullptr;
     void* const kept = Reserve(&kept_, MemoryKind::kDevice, bytes);
-    SYNCBN_CUDA_CHECK(cudaMemcpyAsync(kept, tensor, bytes, cudaMemcpyDefault, lane_->Queue()));
+    SYNCBN_CUDA_CHECK(cudaMemcpyAsync(kept, tensor, bytes, cudaMemcpyDefault, lane_->UseStream()));
     return kept;
   }
 
   void Forget() override { kept_ = {}; }
 
  private:
-  // Returns a buffer's memory of at least this size. Frees smaller memory, which no pending work
-  // may use.
+  // Returns a buffer's memory of at least this size. Pending work must not use the memory, because
+  // this function replaces memory that is too small.
   void* Reserve(Buffer* buffer, MemoryKind kind, size_t bytes) {
     if (buffer->bytes < bytes) {
       *buffer = {};
@@ -254,7 +254,7 @@ class CudaBackend : public Backend {
     const size_t bytes = static_cast<size_t>(cuda::WorkspaceBytes());
     void* const workspace = Reserve(&lane_->workspace, MemoryKind::kDevice, bytes);
     if (!lane_->has_zeros) {
-      SYNCBN_CUDA_CHECK(cudaMemsetAsync(workspace, 0, cuda::kWorkspaceZeros, lane_->Queue()));
+      SYNCBN_CUDA_CHECK(cudaMemsetAsync(workspace, 0, cuda::kWorkspaceZeros, lane_->UseStream()));
       lane_->has_zeros = true;
     }
     return workspace;
@@ -263,7 +263,7 @@ class CudaBackend : public Backend {
   double* NextPinned() { return Next(lane_->pinned, &pinned_used_, kPinnedVectors); }
   double* NextDevice() { return Next(lane_->device, &device_used_, kDeviceVectors); }
 
-  // Returns the next of the vectors that Begin has reserved.
+  // Returns the next vector of the memory that Begin has reserved.
   double* Next(const Buffer& reserved, int64_t* used, int64_t most) const {
     if (*used == most) throw DeviceError(Concat("a call must have at most ", most, " vectors"));
     return static_cast<double*>(reserved.memory.get()) + (*used)++ * channels_;
@@ -291,17 +291,17 @@ class CudaBackend : public Backend {
 
   void Flush() {
     if (queued_.empty()) return;
-    cuda::CopyVectors(queued_, lane_->Queue());
+    cuda::CopyVectors(queued_, lane_->UseStream());
     queued_.clear();
   }
 
-  // Runs a kernel with results in pinned memory, waits, and copies them to the host.
+  // Runs a kernel that writes to pinned memory, waits, and copies its results to `pass`'s arrays.
   void Reduce(const ReductionPass& pass,
               void (*kernel)(const ReductionPass&, void*, cuda::Stream)) {
     ReductionPass on_device = pass;
     on_device.first = NextPinned();
     on_device.second = NextPinned();
-    kernel(on_device, Workspace(), lane_->Queue());
+    kernel(on_device, Workspace(), lane_->UseStream());
     lane_->Synchronize();
     std::copy_n(on_device.first, channels_, pass.first);
     std::copy_n(on_device.second, channels_, pass.second);
@@ -322,7 +322,7 @@ class CudaBackend : public Backend {
   std::unique_ptr<CurrentDevice> current_;
   Lane* lane_ = nullptr;
   int64_t channels_ = 0;
-  int64_t pinned_used_ = 0, device_used_ = 0;  // vectors
+  int64_t pinned_used_ = 0, device_used_ = 0;  // numbers of vectors
   std::map<const void*, const double*> read_;
   std::vector<cuda::VectorCopy> queued_;
 };

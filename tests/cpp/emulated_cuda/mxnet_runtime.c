@@ -1,11 +1,11 @@
 /* CUDA's runtime for mxnet-cu112, which calls the driver, for scripts/check_gpu_wheel.py. It does
    not launch MXNet's kernels, so it works on GPUs for which the wheel has no kernels, and on GPUs
-   that driver.c emulates. Device memory is initially NaN, so the new arrays of MXNet's operators
-   are NaN. */
+   that driver.c emulates. New device memory contains NaN, which remains where MXNet's
+   kernels would have written. */
 #include <stdlib.h>
 #include <string.h>
 
-/* From cuda.h; a device's address is a pointer here. */
+/* From cuda.h, but an address in device memory is a pointer here. */
 int cuInit(unsigned flags);
 int cuDriverGetVersion(int* version);
 int cuGetErrorString(int status, const char** text);
@@ -20,7 +20,7 @@ int cuMemAlloc_v2(void** memory, size_t bytes);
 int cuMemFree_v2(void* memory);
 int cuMemHostAlloc(void** memory, size_t bytes, unsigned flags);
 int cuMemFreeHost(void* memory);
-int cuMemGetInfo_v2(size_t* unused, size_t* total);
+int cuMemGetInfo_v2(size_t* free_bytes, size_t* total);
 int cuMemcpy(void* to, const void* from, size_t bytes);
 int cuMemcpyAsync(void* to, const void* from, size_t bytes, void* stream);
 int cuMemsetD8_v2(void* memory, unsigned char value, size_t bytes);
@@ -60,7 +60,7 @@ int cudaGetDeviceProperties(void* properties, int device) {
 /* MXNet must treat the memories of GPUs as separate. */
 int cudaDeviceCanAccessPeer(int* can, int device, int peer) { return *can = 0; }
 
-/* The fill ends here, because our streams do not wait for the default stream. */
+/* This function waits for the NaNs, because our streams do not wait for the default stream. */
 int cudaMalloc(void** memory, size_t bytes) {
   return Enter() ?: cuMemAlloc_v2(memory, bytes) ?: cuMemsetD8_v2(*memory, 0xff, bytes)
       ?: cuCtxSynchronize();
@@ -70,11 +70,11 @@ int cudaHostAlloc(void** memory, size_t bytes, unsigned flags) {
   return Enter() ?: cuMemHostAlloc(memory, bytes, flags);
 }
 int cudaFreeHost(void* memory) { return Enter() ?: cuMemFreeHost(memory); }
-int cudaMemGetInfo(size_t* unused, size_t* total) {
-  return Enter() ?: cuMemGetInfo_v2(unused, total);
+int cudaMemGetInfo(size_t* free_bytes, size_t* total) {
+  return Enter() ?: cuMemGetInfo_v2(free_bytes, total);
 }
 
-/* Addresses identify memory; `kind` and numbers of devices are not needed. */
+/* An address identifies memory, so `kind` and the numbers of devices are not needed. */
 int cudaMemcpy(void* to, const void* from, size_t bytes, int kind) {
   return Enter() ?: cuMemcpy(to, from, bytes);
 }
