@@ -83,10 +83,10 @@ def unsynchronized_layers(net: mx.gluon.Block) -> list[str]:
     return [n.name for n in norms if not isinstance(n.layer, SyncBatchNorm)]
 
 
-def dividing_operators(net: mx.gluon.Block, outputs: Iterable) -> list[str]:
-    """Return the names of operators that divide their gradient by a device's count.
+def shardwise_operators(net: mx.gluon.Block, outputs: Iterable) -> list[str]:
+    """Return the names of operators whose gradients use a count or mean of one shard.
 
-    They count rows or valid labels. `outputs` are recorded arrays of one device.
+    `outputs` are recorded arrays of one device.
     """
     hybrid = [b for b in blocks.blocks_of(net) if isinstance(b, HybridBlock)]
     found = [*map(blocks.graph_of, hybrid), *graphs.symbols_of(outputs)]

@@ -15,7 +15,7 @@ from mxnet import autograd
 from ..arguments import check_block, comma_list, pluralize
 from ..layer.convert import convert
 from ..layer.finding import (
-    dividing_operators,
+    shardwise_operators,
     synchronized_layers,
     unsynchronized_layers,
 )
@@ -309,10 +309,10 @@ def check_not_parallel(net: Any, function: str) -> None:
 
 
 def _warn_of_operators(net, outputs):
-    names = dividing_operators(net, outputs)
+    names = shardwise_operators(net, outputs)
     if names:
         warn(
-            f"the gradients of {comma_list(names)} are divided by a device's number of "
-            "rows or labels, so their sum is too large. Set normalization='null', and "
-            "divide by the number of rows in the loss or in trainer.step(rows)."
+            f"the gradients of {comma_list(names)} use the count or mean of a shard, so "
+            "they differ from one device's. Set normalization='null' if the operator has "
+            "it, and divide by the number of rows in the loss or in trainer.step(rows)."
         )

@@ -27,7 +27,7 @@ def exit_code(work):
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted: --resume continues after saved epochs", file=sys.stderr)
+        print("interrupted: --resume starts from the saved epoch", file=sys.stderr)
         return 130
     return 0
 

@@ -381,6 +381,7 @@ def test_a_graph_with_a_mask():
     assert '"Custom"' not in found and '"BatchNorm"' in found
 
 
+@pytest.mark.skipif(mx.__version__ < "1.7", reason="no SymbolBlock of mx.np in 1.6")
 def test_numpy_semantics():
     x = np.random.default_rng(0).normal(3, 2, (6, 3))
     expected = reference.forward(x, np.ones(3), np.zeros(3))[0]
