@@ -313,6 +313,7 @@ def _warn_of_operators(net, outputs):
     if names:
         warn(
             f"the gradients of {comma_list(names)} use a count or mean of one shard, "
-            "so they differ from one device's. Set normalization='null' if there is "
-            "one, and divide by the number of rows in the loss or trainer.step(rows)."
+            "so they differ from one device's. Set normalization='null' in operators "
+            "that have it, and divide by the number of rows in the loss or in "
+            "trainer.step(rows)."
         )
