@@ -1,9 +1,9 @@
-"""Train the digits classifier with your own loop over the contexts.
+"""Train a classifier of digits with one call of the net for each context.
 
     python examples/own_loop.py
 
-`Devices` splits batches, and `map` calls a function for each context in its own thread.
-Read results after `map`. Inside it, other contexts have not started their work yet.
+`Devices` splits batches, and `map` calls a function in a thread for each context. Do
+not read results in this function, because other contexts may have no work yet.
 """
 
 import argparse

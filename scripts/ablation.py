@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Measure the gain from synchronized batch normalization by images per device.
 
-    python scripts/ablation.py --data-root camvid   # everything, some hours
-    python scripts/ablation.py --quick              # a tiny grid of digits, a minute
+    python scripts/ablation.py --data-root camvid   # all runs, some hours
+    python scripts/ablation.py --quick              # three tiny runs, a minute
 
 docs/benchmarks.md describes the runs. A run whose JSON is in --results is not repeated.
 """
@@ -101,7 +101,7 @@ def engine_to_test(args, classes, folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data-root", help="folder of CamVid; default: digits")
-    parser.add_argument("--quick", action="store_true", help="use a tiny grid")
+    parser.add_argument("--quick", action="store_true", help="do three tiny runs")
     parser.add_argument("--results", type=Path, default=Path("runs/ablation"))
     arguments = parser.parse_args()
     data, name, results = [], "digits", arguments.results

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Run all checks that need a GPU: build the programs, time the kernels beside cudaMemcpy, compare
-# layer and kernels with CPUs, and look for races and bad accesses. OUT receives logs.
-# docs/design/gpus.md has more examples, and describes the part `mxnet`.
+# Check the CUDA kernels on a GPU: build the programs, time and test the kernels, test the layer,
+# and look for races and bad accesses. OUT receives logs. The part `mxnet` runs only if PARTS lists
+# it. docs/design/gpus.md describes this part and has more examples.
 #
 #     bash scripts/check_gpu.sh OUT
 #     EMULATED=1 PARTS="build layer" bash scripts/check_gpu.sh OUT    # small sizes on a CPU
@@ -53,7 +53,7 @@ run_build() {
     [ ${#failed[@]} -eq 0 ] || exit 1
 }
 
-run_mxnet() { # the stub of the CUDA runtime does not launch MXNet's own kernels
+run_mxnet() {
     local folder=$build/mxnet
     if [ ! -d "$folder" ]; then tar -xJf "$folder.tar.xz" -C "$build"; fi
     step mxnet env GLUON_SYNCBN_LIBRARY="$build/lib$library.so" \
@@ -69,7 +69,7 @@ for part in $parts; do
     benchmark) step benchmark "$build/benchmark_gpu" "$size" ;;
     layer) step layer "$build/test_cuda_op" ;;
     kernels) step kernels "$build/test_cuda_kernels" "$size" ;;
-    memcheck | racecheck | synccheck | initcheck) # tools for GPUs, so not in emulation
+    memcheck | racecheck | synccheck | initcheck) # these tools need a GPU
         if [ -z "$emulated" ] && command -v compute-sanitizer >/dev/null; then
             step "$part" compute-sanitizer --tool "$part" --error-exitcode 9 \
                 "$build/test_cuda_kernels" small

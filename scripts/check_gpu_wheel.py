@@ -34,7 +34,7 @@ RETURNS_TEXT = r".*(GetErrorString|GetErrorName)"
 
 EMULATION = ROOT / "tests/cpp/emulated_cuda"
 NOT_SUPPORTED, NO_DEVICE = 801, 100  # values of cudaError_t
-# Code of each stub, and the status that its other functions return.
+# Code of two stubs, and the status that their other functions return.
 EMULATED = {
     "libcudart": ((EMULATION / "mxnet_runtime.c").read_text(), NOT_SUPPORTED),
     "libcuda": ((EMULATION / "driver.c").read_text(), NOT_SUPPORTED),
@@ -86,8 +86,8 @@ def make_stub(library, functions, folder, codes):
             lines.append(f"long {name}(void) {{ return {status}; }}")
     source = folder / f"{library}.c"
     source.write_text("\n".join(lines) + "\n")
-    # Some functions that libmxnet.so imports have a version, the name of their library.
-    # The loader ignores this version where libmxnet.so asks for none.
+    # libmxnet.so imports some functions with a version, the name of their library. This
+    # map gives all functions the version. Imports without a version also find them.
     script = folder / f"{library}.map"
     script.write_text(f"{library} {{ global: *; }};\n")
     options = f"-Wl,-soname,{library},--version-script={script}"

@@ -1,9 +1,9 @@
 """Pack mxnet-cu112 for a machine with a GPU and Python, but without a network.
 
-The archive contains MXNet's dependencies, MXNet without its code for GPUs (most of its
-size), and stubs of CUDA's libraries. The stub of the runtime gets memory and
-streams from the driver but launches no kernel of MXNet, so MXNet runs on GPUs for which
-it has no kernels. A separate folder contains the emulated driver.
+The archive contains MXNet without its code for GPUs (most of its size), the packages
+that MXNet and the tests need, and stubs of CUDA's libraries. The stub of the runtime
+gets memory and streams from the driver but launches no kernel of MXNet, so MXNet runs
+on GPUs for which it has no kernels. A separate folder contains the emulated driver.
 docs/design/gpus.md shows how to use the archive.
 """
 
@@ -21,7 +21,7 @@ SITE_CUSTOMIZE = "import setuptools  # provides distutils, which MXNet imports\n
 
 
 def install(wheel, version, site):
-    """Install the wheel and its dependencies for another version of Python."""
+    """Install the wheel, its dependencies and PACKAGES for a version of Python."""
     target = ["--python-version", version, "--platform", "manylinux2014_x86_64"]
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", *target]
     options = ["--only-binary=:all:", "--target", site]

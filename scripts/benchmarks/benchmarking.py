@@ -1,4 +1,4 @@
-"""Functions of all benchmarks: run in new processes, time in turns, write JSON."""
+"""Functions that the benchmarks share."""
 
 import argparse
 import json
@@ -44,7 +44,7 @@ def run(name, description, cases, table):
 
 
 def take_turns(steps, repetitions, warm_up=3):
-    """Return seconds of each of `steps`, timed in turns so that all share the noise."""
+    """Time `steps` in turns, so that all share the noise. Return seconds by name."""
     times = {name: [] for name in steps}
     for repetition in range(warm_up + repetitions):
         for name, step in steps.items():

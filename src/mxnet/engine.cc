@@ -20,12 +20,12 @@ namespace syncbn {
 // MXNet's own way is unsafe: custom operators store their errors in one slot without a lock
 // (custom-inl.h, `exception_`), and the operator that completes next takes the error of any other.
 // Two operators that complete together free the same object twice. But MXNet also checks the
-// variables of the arrays that the callback received, which are new in each call (custom.cc,
-// AllocateNDArrayCopy). So this file queues work that writes one of these arrays and throws: only
+// operator's arrays for errors, and each call of an operator has arrays of its own (custom.cc,
+// AllocateNDArrayCopy). So this file queues work that writes one of these arrays and throws. Only
 // this operator finds the error.
 //
 // The engine also stores each error in a vector without a lock (threaded_engine.h,
-// AddToGlobalExceptions): when the work on the array completes, and when the operator does. All
+// AddToGlobalExceptions), when the work on the array completes and when the operator completes. All
 // dependent work searches the vector. So FailOperator waits until the operator that failed before
 // has taken its error, and ReserveErrors reserves so much memory that the vector is not moved.
 
@@ -70,18 +70,18 @@ void EndDelivery() {
   state.delivered.notify_one();
 }
 
-// A wait until MXNet has taken the error out of the operator's array, in work that it queues after
-// the callback. Each turn queues two pieces of work on the array: SetTaken, which the engine skips
-// while the array has the error, and EndTurn, which it never skips. One or two turns suffice,
-// because work runs in the order of the queue. But the error stays in the array if the operator
-// finds another error in the shared slot, so the number of turns is limited.
+// A wait until MXNet has taken the error out of the operator's array, which happens after the
+// operator has returned. Each turn queues two pieces of work on the array: SetTaken, which the
+// engine skips while the array has the error, and EndTurn, which it never skips. One or two turns
+// suffice, because work runs in the order of the queue. But the error stays in the array if the
+// operator finds another error in the shared slot, so the number of turns is limited.
 struct Watch {
   NDArray array;
   bool is_taken = false;
   int turns = 0;
 };
 
-constexpr int kMaxTurns = 10000;  // about 0.1 s, far longer than MXNet needs after the callback
+constexpr int kMaxTurns = 10000;  // about 0.1 s, far longer than MXNet needs
 
 void SetTaken(void* /*run_context*/, void* watch) { static_cast<Watch*>(watch)->is_taken = true; }
 

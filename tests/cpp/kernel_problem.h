@@ -169,7 +169,7 @@ struct Problem {
   }
 
   // Returns xmu and dz. Their errors do not include the rounding error of the mean, see Dx.
-  XmuAndDz Unwound(const syncbn::PassInput& r, int64_t channel, int64_t i, double eps) const {
+  XmuAndDz XmuAndDzOf(const syncbn::PassInput& r, int64_t channel, int64_t i, double eps) const {
     const Value saved{x.Get(i), 0};
     if (!r.from_output) {
       const long double xmu = saved.value - mean[channel];
@@ -184,7 +184,7 @@ struct Problem {
   Expected Dx(const syncbn::PassInput& r) const {
     const double eps = EpsOf(c.dtype);
     return {Each([&](int64_t channel, int64_t i) {
-              const XmuAndDz g = Unwound(r, channel, i, eps);
+              const XmuAndDz g = XmuAndDzOf(r, channel, i, eps);
               const long double of_dz = scale[channel] * g.dz.value;
               const long double of_xmu = scale_xmu[channel] * g.xmu.value;
               const double divisor = r.from_output ? scale[channel] : 1;

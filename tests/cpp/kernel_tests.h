@@ -1,7 +1,7 @@
-// Checks the four passes against kernel_problem.h, for all dtypes, layouts, alignments, activations
-// and ways to write. `Kernels` has the four passes, which wait for their results; SumError(dtype,
-// n), a bound of the error of a sum of n terms, relative to n times the largest term; and
-// SumEps(dtype), the eps of each term.
+// Checks the four passes of kernels/passes.h against kernel_problem.h, for all dtypes, layouts,
+// alignments, activations and ways to write. `Kernels` has functions for the passes, which return
+// when the results are complete. SumError(dtype, n) bounds the error of a sum of n terms, relative
+// to n times the largest term, and SumEps(dtype) is the unit roundoff (eps) of each term.
 #pragma once
 #include <cmath>
 #include <string>
@@ -58,7 +58,7 @@ void TestSums(Problem& p, const PassInput& input) {
     long double dz = 0, dz_xmu = 0;
     double dz_error = 0, dz_xmu_error = 0, largest_dz = 0, largest_xmu = 0;
     p.ForEach(c, [&](int64_t i) {
-      const XmuAndDz g = p.Unwound(input, c, i, eps);
+      const XmuAndDz g = p.XmuAndDzOf(input, c, i, eps);
       dz += g.dz.value;
       dz_xmu += g.dz.value * g.xmu.value;
       dz_error += g.dz.error;

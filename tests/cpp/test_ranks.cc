@@ -153,7 +153,7 @@ class Program {
   void Begin(Actor* actor) {
     const int phases = actor->phases++;
     const bool is_forward = phases % 2 == 0;
-    // The number of a forward call in the step, and how many of its backward calls came before.
+    // Pairs (call, repeat): `repeat` is 1 for the second backward call of forward call 0, else 0.
     std::vector<std::pair<int, int>> calls{{0, 0}, {1, 0}, {2, 0}};
     if (is_forward) {
       std::rotate(calls.begin() + Below(3), calls.end() - 1, calls.end());
@@ -264,16 +264,16 @@ TEST(PartsThatAreRefused) {
   CHECK(refuses(0, 3, PartOf({0, 1})), "the sender is missing");
   CHECK(refuses(1, 0, PartOf({})), "the sender is the parent");
   CHECK(refuses(0, 0, PartOf({})), "the sender is the receiver");
-  CHECK(refuses(0, 1, PartOf({}, -1)), "no number of a call");
+  CHECK(refuses(0, 1, PartOf({}, -1)), "-1 is not a number of a call");
   Message wrong = PartOf({});
   wrong.kind = static_cast<MessageKind>(9);
-  CHECK(refuses(0, 1, wrong), "no kind of messages");
+  CHECK(refuses(0, 1, wrong), "9 is not a kind of message");
   wrong = PartOf({});
   wrong.signature.operation = static_cast<Operation>(-1);
-  CHECK(refuses(0, 1, wrong), "no operation");
+  CHECK(refuses(0, 1, wrong), "-1 is not an operation");
   wrong = PartOf({});
   wrong.signature.dtype = static_cast<syncbn::DType>(99);
-  CHECK(refuses(0, 1, wrong), "no dtype");
+  CHECK(refuses(0, 1, wrong), "99 is not a dtype");
   Bytes bytes = Encode(PartOf({}));
   for (const size_t size : {bytes.size() + 9, bytes.size() - 1, size_t{9}, size_t{0}}) {
     bytes.resize(size);

@@ -16,7 +16,7 @@ from support.nd import nd
 
 pytestmark = pytest.mark.timeout(2 * SECONDS)
 
-# The page's program "servers" starts the kvstore's scheduler and server.
+# kvstore.md's program "servers" starts the kvstore's scheduler and server.
 PAGE = (ROOT / "docs" / "guides" / "kvstore.md").read_text(encoding="utf-8")
 BLOCK = r"<!-- tested: (\w+) -->\n\n```python\n(.*?)```"
 PROGRAMS = dict(re.findall(BLOCK, PAGE, re.DOTALL))
@@ -59,11 +59,11 @@ sampler = distributed.ShardSampler(13, 3, seed=1)
 batches = [rows for epoch in range(3) for rows in sampler]  # the last repeats a row
 whole = [a + b for a, b in zip(*MPI.COMM_WORLD.allgather(batches))]
 for kind in sys.argv[1:]:
-    is_ours = kind == 'distributed'  # copies rank 0's parameters, and sums batch sizes
+    is_ours = kind == 'distributed'
     contexts = [mx.cpu(0), mx.cpu(1)][: 2 - rank]
     net = make(SyncBatchNorm, 7 + rank * is_ours, contexts)
     if is_ours:
-        trainer = distributed.Trainer(net, *SGD)
+        trainer = distributed.Trainer(net, *SGD)  # copies rank 0's parameters
     else:
         options = dict(kvstore='dist_sync', update_on_kvstore=kind == 'servers')
         trainer = mx.gluon.Trainer(net.collect_params(), *SGD, **options)
@@ -72,7 +72,7 @@ for kind in sys.argv[1:]:
     one = mx.gluon.Trainer(single.collect_params(), *SGD)
     # A kvstore's server keeps the batch size of the first step.
     sizes = list(map(len, whole)) if is_ours else [3] * len(whole)
-    own_sizes = map(len, batches) if is_ours else sizes
+    own_sizes = map(len, batches) if is_ours else sizes  # our Trainer sums sizes
     losses = MPI.COMM_WORLD.allreduce(train(net, trainer, batches, own_sizes))
     expected = [train(single, one, whole, sizes), *values(single)]
     # The count of terms includes all steps. The kvstore's server sums in float32.
@@ -91,8 +91,8 @@ for kind in sys.argv[1:]:
 def test_training_equals_one_process(kinds):
     """Our trainer sums gradients, or MXNet's kvstore does; workers or servers update.
 
-    The global `net` keeps its trainer and kvstore until a worker exits. ps-lite would
-    abort a worker whose kvstore outlives the interpreter.
+    Each worker must also exit with status 0. MXNet aborts a worker that has not deleted
+    its kvstore when Python ends.
     """
     run_ranks(2, PROGRAMS["servers"] + TRAIN, *kinds)
 

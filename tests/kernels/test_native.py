@@ -3,7 +3,7 @@
 They need neither MXNet nor Python. With --full the plain build also serves
 scripts/check_gpu.sh on the emulated GPU. Sanitized builds have the generic
 kernels only and no emulated GPU, because compiling takes most of the time.
-GLUON_SYNCBN_NATIVE=full adds the other kernels and, except to "thread", the GPU.
+GLUON_SYNCBN_NATIVE=full adds the other kernels, and the GPU except under "thread".
 """
 
 import os
@@ -48,7 +48,7 @@ def test_native(sanitizer, tmp_path, request):
         # Even with FULL, the thread sanitizer cannot follow the emulated GPU's fibers.
         targets = TESTS - EMULATED
     if targets != TESTS:
-        # Run the tests of kernels with one instruction set only.
+        # Run test_kernels once only, with the best instruction set that was built.
         excluded = ["-E", "|".join(["_(generic|avx2)", *(TESTS - targets)])]
     if shutil.which("ninja"):
         options += ["-G", "Ninja"]
@@ -58,17 +58,17 @@ def test_native(sanitizer, tmp_path, request):
     output = run_tool("ctest", "--test-dir", build, *options, *excluded)
     assert "100% tests passed" in output and "test_exchange" in output
     if not sanitizer:
-        check_no_wide_code_is_shared(build)
+        check_avx_code_has_no_weak_symbols(build)
     if not sanitizer and request.config.getoption("full"):
         check_all_parts_on_the_emulated_gpu(build, tmp_path / "out")
 
 
-def check_no_wide_code_is_shared(build):
-    """Check that wide code has no weak symbols, because the linker may share them."""
+def check_avx_code_has_no_weak_symbols(build):
+    """Check that the linker cannot use AVX functions in code for all processors."""
     objects = [*build.rglob("isa_avx2.cc.o"), *build.rglob("isa_avx512.cc.o")]
     assert len(objects) >= 2 or platform.machine() != "x86_64"
-    for wide in objects:
-        symbols = run_tool("nm", "--defined-only", wide).splitlines()
+    for file in objects:
+        symbols = run_tool("nm", "--defined-only", file).splitlines()
         assert [line for line in symbols if set(line.split()) & {"W", "V", "u"}] == []
 
 
@@ -79,4 +79,5 @@ def check_all_parts_on_the_emulated_gpu(build, out):
         "== passed: configure build benchmark layer kernels; "
         "left out: memcheck racecheck synccheck initcheck; FAILED: none"
     )
-    assert tables.gpu(out / "benchmark.log").count("(100%) |\n") == 4  # cudaMemcpy
+    rows = tables.gpu(out / "benchmark.log").count("(100%) |\n")  # cudaMemcpy is 100%
+    assert rows == 4

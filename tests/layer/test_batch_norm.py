@@ -28,7 +28,7 @@ X = np.random.default_rng(0).normal(2, 3, (6, 3, 4, 5)).astype("float32")
 
 @pytest.mark.parametrize("function", ["identity", "leaky_relu"])
 def test_dgamma_of_a_constant_channel_is_zero(function):
-    """Backward reads the input, because y of a constant channel is only beta."""
+    """Backward must read a copy of x, because it cannot reconstruct x from y = beta."""
     layer = SyncBatchNorm(
         in_channels=1, activation=function, beta_initializer=mx.init.Constant(3.3)
     )

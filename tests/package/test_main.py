@@ -1,4 +1,4 @@
-"""``python -m gluon_syncbn`` reports the installation, and finds wrong results."""
+"""The output of ``python -m gluon_syncbn``, and errors when the library is loaded."""
 
 import _ctypes
 import ctypes
@@ -38,8 +38,8 @@ def test_it_prints_the_causes_of_a_wait(capsys):
     assert "](" not in text  # links lead to files of a checkout
 
 
-def test_sources_that_were_not_built_say_so(tmp_path, monkeypatch):
-    """Python imports these sources in a clone, even after `pip install .`."""
+def test_the_import_of_a_clone_that_was_not_built_is_an_error(tmp_path, monkeypatch):
+    """Python in a clone imports the clone, even if the package is installed."""
     shutil.copytree(
         Path(gluon_syncbn.__file__).parent,
         tmp_path / "gluon_syncbn",
@@ -57,7 +57,7 @@ DAMAGE = [  # the words of the error, and a function that damages the file's con
     ("end is missing", lambda old: old[:30]),
     ("end is missing", lambda old: old[: len(old) // 2].ljust(len(old), b"\0")),
     ("ELF", lambda old: old[:4] + b"\1" + old[5:]),
-    # The library of an editable installation is not built again after a pull.
+    # _ctypes stands for a library that was built from other sources.
     ("other sources", lambda old: Path(_ctypes.__file__).read_bytes()),
 ]
 

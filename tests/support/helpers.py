@@ -105,7 +105,7 @@ def whole(shards):
 def copy_parameters(net, other):
     pairs = zip(other.collect_params().values(), net.collect_params().values())
     for parameter, given in pairs:
-        # A deferred parameter keeps its argument, so the argument is a copy.
+        # A parameter with deferred initialization keeps the array, so pass a copy.
         parameter.set_data(given.data().copy())
 
 
@@ -135,7 +135,6 @@ def assert_near(
 
 
 def assert_all_near(results, expected, dtype="float64", count=1, scale=1.0):
-    """Compare lists of arrays. `scale` is a multiple of an array's largest value."""
     assert len(results) == len(expected)
     for result, right in zip(results, expected):
         largest = max(1.0, abs(right).max())
