@@ -76,8 +76,8 @@ def main():
     )
     net.initialize(mx.init.Xavier())  # skips what GluonCV has initialized
     net.hybridize(static_alloc=True, static_shape=True)
-    # The loss is in the net, so outputs stay on their devices. reset_ctx moves the
-    # parameters, because GluonCV has initialized some on one context.
+    # net_with_loss returns losses, so the net's large outputs are not concatenated.
+    # The parameters were initialized on cpu(0). reset_ctx moves them to both contexts.
     net_with_loss = NetWithLoss(net, MixSoftmaxCrossEntropyLoss(aux=True))
     gluon_syncbn.make_parallel(net_with_loss, contexts, reset_ctx=True)
     settings = {"learning_rate": 0.01, "momentum": 0.9, "wd": 1e-4}

@@ -1,12 +1,12 @@
-# Adds the CUDA files to gluon_syncbn_objects if they can be built. Sets for CMakeLists.txt
+# Adds the CUDA files to gluon_syncbn_objects if they can be built, and sets
 # GLUON_SYNCBN_CUDA_ARCHITECTURES ("75-real;90-virtual") and architectures ("75-real 90-virtual").
-# Otherwise leaves these empty and sets GLUON_SYNCBN_CUDA_MISSING to the reason.
+# Otherwise sets GLUON_SYNCBN_CUDA_MISSING to the reason, which errors print after "because".
 set(GLUON_SYNCBN_CUDA_ARCHITECTURES "")
 set(GLUON_SYNCBN_CUDA_MISSING "")
 if(NOT DEFINED GLUON_SYNCBN_CUDA OR GLUON_SYNCBN_CUDA STREQUAL "")
   set(GLUON_SYNCBN_CUDA auto)
 endif()
-# Native tests, also with sanitizers, emulate CUDA. Errors have the reason after "because".
+# Native tests, also with sanitizers, emulate CUDA.
 if(GLUON_SYNCBN_SANITIZE OR GLUON_SYNCBN_BUILD_TESTS)
   set(GLUON_SYNCBN_CUDA_MISSING "it was built for native tests")
   return()

@@ -44,7 +44,7 @@ def short_timeout():
 
 @pytest.fixture
 def ctrl_c():
-    """Handle SIGINT, which shells make background jobs and their children ignore."""
+    """Handle SIGINT, because the background jobs of a shell script ignore it."""
     former = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, former)

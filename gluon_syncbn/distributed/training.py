@@ -40,9 +40,9 @@ class Trainer(mx.gluon.Trainer):
 
     Gradients and numbers of samples are summed over all processes. So if the loss is a
     sum over samples, a step equals the step of one device with all processes' samples.
-    All ranks get the same bits. On CPUs the sums are computed in the gradients' own
-    memory, from the last layer on, while the backward of the first layers still runs.
-    Horovod's ``hvd.DistributedTrainer`` also sums on GPUs.
+    All ranks get the same bits. MPI sums gradients on CPUs and begins with the last
+    layer, while the backward of the first layers still runs. Gradients on GPUs are
+    copied for this. Horovod's ``hvd.DistributedTrainer`` can sum them on the GPUs.
 
     Parameters
     ----------

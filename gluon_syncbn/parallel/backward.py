@@ -78,8 +78,8 @@ def _check_head_gradients(backward):
 def _run_calls(calls, leaves, backward, parameters):
     """Run backward through the caller's graph, and then through each call's graphs.
 
-    If calls have inputs with gradients, the last backward starts from the heads and
-    these inputs, and writes gradients of the caller's variables. Return its heads.
+    The calls' inputs are further heads of the caller's graph. If there are any, the
+    gradients of its variables are written last, from all heads. Return all heads.
     """
     heads, gradients, mode = backward.heads, backward.gradients, backward.train_mode
     has_inputs = any(call.inputs for call in calls)

@@ -53,7 +53,7 @@ class ForwardOnDevices(ForwardReplacement):
 
     def __init__(self, net: mx.gluon.Block) -> None:
         super().__init__(net)
-        # False if the net has its own `forward`. Conversion of a layer would lose it.
+        # False if the program has replaced `forward`. Such a layer is not converted.
         functions = self.replaced.values()
         self.calls_class = all(getattr(f, "calls_class", False) for f in functions)
         self._variables: dict = {}  # {context: names of the parameters' variables}
@@ -124,7 +124,7 @@ class ParallelForward(ForwardOnDevices):
             self._check_whole_batch(inputs)
         if is_training and self._has_new_layers(blocks):
             self.convert_layers(blocks)
-        collect_lent(parameters)
+        collect_lent(parameters)  # the program may have changed an array lent to it
         shards = Shards.split(args, inputs, contexts, self.batch_axis)
         kind = is_training, *((type(x), getattr(x, "ndim", None)) for x in inputs)
         known = self._known[kind]

@@ -99,7 +99,7 @@ class RecordedCall:
         self.heads: list = []  # the devices' outputs that the latest backward reached
 
     def join(self, outputs: Sequence, known: dict) -> list:
-        """Join the devices' outputs in the caller's graph. It keeps this object alive.
+        """Join the devices' outputs in the caller's graph, which then owns this object.
 
         `known` is a cache, {context: names of the parameters' variables}.
         """
@@ -158,8 +158,8 @@ class RecordedCall:
     ) -> tuple[list, list]:
         """Run backward through each device's graph, in the device's thread.
 
-        `adding` is `ParameterGradients.adding`. Return the inputs that have gradients,
-        and their gradients.
+        The context manager `adding([context])` makes a graph add to earlier gradients.
+        Return the inputs that have gradients, and their gradients.
         """
 
         def backward_on(context, outputs, names, inputs):

@@ -42,8 +42,8 @@ def only_participants(
     """Make SyncBatchNorm layers wait only for these contexts in training.
 
     The other contexts get the running statistics of `contexts[0]`. If `is_isolated`,
-    the layers ignore other processes. Layers number their calls when they run, so this
-    function waits for pending work before and after the ``with`` block.
+    the layers ignore other processes. A layer reads both settings when its operator
+    runs, so this function waits for pending work before and after the ``with`` block.
     """
     with DeferredSignals():
         try:

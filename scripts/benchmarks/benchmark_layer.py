@@ -1,7 +1,7 @@
-"""Time what a layer adds to forward and backward of a net, beside MXNet's own layers.
+"""Time what this layer and MXNet's own layers add to forward and backward of a net.
 
-The layer is between identities or between convolutions. Its results must equal a
-float64 batch normalization, unless it is nn.BatchNorm on two contexts. All take turns.
+Each layer is between identities or between convolutions. Its results must equal a
+float64 batch normalization, unless it is nn.BatchNorm on two contexts.
 
     python scripts/benchmarks/benchmark_layer.py  # as in docs/benchmarks.md, 4 minutes
 """
@@ -78,7 +78,7 @@ def measure(count, shape, repetitions):
 
 
 def cases(quick):
-    # Contexts share the cores. MXNet reads its number of threads when it is imported.
+    # Each context uses half of the cores. MXNet reads the variable when it is imported.
     threads = {"OMP_NUM_THREADS": str(-(-len(os.sched_getaffinity(0)) // 2))}
     size = ((2, 8, 6, 6), 1) if quick else ((8, 256, 60, 60), 15)
     return [(threads, measure, count, *size) for count in (1, 2)]

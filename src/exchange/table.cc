@@ -99,9 +99,9 @@ Waiting Table::Arrive(const Contribution& own, Ticket* ticket, Time now) {
   }
 }
 
-// Returns the ticket of a forward call. If one device too many calls, either the net has moved and
-// the old devices no longer call, or more devices are in use than `own.devices`. A former device
-// must not return, because its batch would be reduced with another batch of the new devices.
+// Returns the ticket of a forward call. If a new device calls after `own.devices` others, either
+// the net has moved, or more devices are in use than `own.devices`. A device from before the move
+// must not call again, because its batch would be reduced with another batch of the new devices.
 Ticket Table::Enter(const Contribution& own, const Key& key) {
   Members& members = *own.members;
   const Place place{peers_.rank(), own.device};
@@ -135,7 +135,7 @@ Ticket Table::Enter(const Contribution& own, const Key& key) {
 }
 
 // Returns the pending exchange of this key, or begins it. Throws Error if it has other terms, or if
-// a child rank contributes to a forward call or named sum that is complete on this rank.
+// a child rank contributes to a forward call, or a sum without a layer, that is complete here.
 Table::Shared Table::Find(const Key& key, const Terms& terms) {
   const auto found = exchanges_.find(key);
   if (found == exchanges_.end()) {

@@ -61,7 +61,7 @@ struct Members {
 
 struct Contribution {
   Phase phase = Phase::kForward;
-  Members* members = nullptr;  // null for a named sum
+  Members* members = nullptr;  // null for a sum without a layer (Phase::kCall)
   Device device{};
   std::vector<int64_t> shape{};
   int64_t repeat = 0;  // how many backward calls of this forward call came before
@@ -69,8 +69,8 @@ struct Contribution {
   Numbers numbers{};
   size_t devices = 1;  // the number of devices in this process, unless the ticket lists them
   const std::set<Device>* expected = nullptr;  // the devices, if they are known; only for errors
-  std::vector<int> ranks{};                    // ascending; empty for all, unlike Exchange::ranks
-  std::string shared_name{};                   // becomes Key::layer
+  std::vector<int> ranks{};                    // ranks to synchronize, ascending; empty for all
+  std::string shared_name{};                   // the layer's or sum's name, equal on all ranks
   double timeout_seconds = 0;
 };
 

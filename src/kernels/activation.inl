@@ -1,6 +1,6 @@
 // The activation, forward and backward. A Value is a number, or a vector of numbers on the CPU.
-// cpu/tile.inl and cuda/tensor.cuh include this file in their namespaces, after they define
-// SYNCBN_FORMULA, which is before each function.
+// cpu/tile.inl and cuda/tensor.cuh include this file in their namespaces. Both define
+// SYNCBN_FORMULA, the specifiers of each function's declaration.
 //
 // Forward:   z = (x - mean) * scale + offset,  y = f(z),  f(z) = z for z > 0, else slope * z
 //

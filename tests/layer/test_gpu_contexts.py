@@ -1,8 +1,7 @@
 """The layer in MXNet on GPU contexts.
 
-The tests need GPUs that MXNet's wheel has kernels for (sm_50 to sm_89), or the CUDA
-runtime of tests/cpp/emulated_cuda, which launches no kernel of MXNet. So the nets have
-only our layers, and MXNet only has to copy arrays.
+The nets have only our layers, so no result depends on a kernel of MXNet. The tests also
+run on the CUDA runtime of tests/cpp/emulated_cuda, which launches no kernel of MXNet.
 """
 
 from gluon_syncbn import SyncBatchNorm
@@ -58,7 +57,7 @@ def make_net(contexts):
 
 
 def queue(net, contexts, seed):
-    """Queue a step in an ordinary loop. GPUs do not need Devices.map."""
+    """Queue a step in an ordinary loop over contexts."""
     rng, rows = np.random.default_rng(seed), [2, 3] if len(contexts) == 2 else [5]
     x, dy = rng.normal(3, 2, SHAPE), rng.normal(size=SHAPE)
     shards, dys = (put(split_rows(v, rows), contexts, "float64") for v in (x, dy))

@@ -1,6 +1,7 @@
 """A process forks and exits without a hang while operators of the layer are pending.
 
-MXNet's own handlers stop the threads of custom operators, then wait for their work.
+MXNet's handlers of forks and exits stop the threads of custom operators, and then wait
+for the operators that these threads should have run.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -46,7 +47,7 @@ def fork(in_child=lambda: None):
 """
 
 AFTER_AN_ERROR = """
-# MXNet's threads share a core with the main thread, which ends the interpreter.
+# One core makes it likely that the interpreter ends while MXNet's threads run.
 os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
 
 class Fails(autograd.Function):
@@ -115,7 +116,7 @@ gluon_syncbn.recover()
 push_step()
 mx.nd.waitall()
 y = push_call_of_one_device()
-# A fork holds the GIL before Python 3.10, so the package's wait must not need it.
+# subprocess forks as in Python 3.9, and holds the GIL while the package waits.
 subprocess._USE_VFORK = False
 subprocess.run(['true'], check=True)
 gluon_syncbn.recover()

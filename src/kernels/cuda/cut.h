@@ -2,10 +2,11 @@
 //
 // A tile is a group of adjacent channels, which one or more blocks share. There are two kinds of
 // cuts. Planes: the tile is one channel, and all threads of a block traverse its planes (the inner
-// elements) together. Columns, for small planes and channels last: the threads of a block form rows
-// and columns, and each thread traverses the outer axis. A line is the vectors of one channel or of
-// one column. A vector has 16 bytes if all tensors are aligned to 16 bytes and planes (or, for
-// columns, the rows of a tile) are whole vectors. Otherwise it has one element.
+// elements) together. Columns, mainly for small planes and channels last: the threads of a block
+// form rows and columns, and each thread traverses the outer axis. A slice is the part of a tile at
+// one outer index. A line is the vectors of one channel or of one column. A vector has 16 bytes if
+// all tensors are aligned to 16 bytes and planes (or, for columns, slices) are whole vectors.
+// Otherwise it has one element.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -16,8 +17,8 @@ namespace syncbn::cuda {
 
 constexpr int kThreads = 128;  // per block
 constexpr int kVectorBytes = 16;
-constexpr int kMinPlane = 128;       // elements; smaller planes are cut into columns
-constexpr int kTileBytes = 128;      // most bytes in a tile's row, unless whole vectors need more
+constexpr int kMinPlane = 128;       // elements; smaller planes are always cut into columns
+constexpr int kTileBytes = 128;      // largest slice, unless whole vectors need a larger one
 constexpr int64_t kBlocksEach = 16;  // blocks per multiprocessor
 constexpr int64_t kFewVectors = 8;   // blocks share a tile if a thread would have more vectors
 constexpr int64_t kCounters = 8192;  // tiles that blocks can share, because each needs a counter
@@ -33,7 +34,7 @@ struct Cut {
   Layout layout;
   int width = 1;  // elements of a vector
   bool columns = false;
-  int tile_channels = 1, tile_slots = 1;  // channels and vectors in a row of a tile
+  int tile_channels = 1, tile_slots = 1;  // channels and vectors in a slice
   int rows = kThreads;                    // rows of threads in a block
   int64_t slots = 1;                      // vectors in a plane; 1 for columns
   int64_t line = 0, step = 0;             // vectors in a line, and in a block's share of it
