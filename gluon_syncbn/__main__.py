@@ -1,4 +1,4 @@
-"""``python -m gluon_syncbn`` checks the installation, ``... hang`` explains a wait."""
+"""``python -m gluon_syncbn`` checks the installation, or lists causes of hangs."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m gluon_syncbn",
         description="Print what gluon_syncbn was built with and which devices exist, "
-        "and check training steps of the layer on two contexts against batch "
-        "normalization of the whole batch in float64.",
+        "and check training steps of the layer on two CPU contexts, and on up to two "
+        "GPUs, against batch normalization of the whole batch in float64.",
         epilog="The exit status is 1 if a result is wrong or a layer fails, else 0.",
     )
     parser.add_argument("--version", action="version", version=__version__)

@@ -13,8 +13,8 @@ from .layer.batch_norm import SyncBatchNorm
 from .mxnet_private.arrays import array_of
 from .parallel.net import make_parallel
 
-# Only the driver respects CUDA_VISIBLE_DEVICES and partitioned GPUs. A child process
-# asks the driver, because workers that are forked after CUDA starts cannot use CUDA.
+# A child process counts the GPUs, because counting starts CUDA, and a process that is
+# forked after CUDA has started, such as a worker of a DataLoader, cannot use CUDA.
 _COUNT_GPUS = """
 import ctypes
 driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
@@ -57,7 +57,7 @@ def check(contexts: Sequence[mx.Context], mode: str, dtype: str) -> dict[str, fl
     """Return the error of each result, relative to its largest value."""
     rng = np.random.default_rng(0)
     shape = 7, 6, 9, 10  # seven rows split unevenly over two contexts
-    # Each row of each channel has its own mean, so the channels' deviations differ.
+    # Each row of each channel has its own mean, so the shards' statistics differ.
     x = rng.normal(3, 2, shape) + rng.normal(0, 4, (*shape[:2], 1, 1))
     arrays = x, rng.normal(size=shape), rng.uniform(0.5, 2, shape[1])
     x, dy, gamma = (array.astype(dtype) for array in arrays)

@@ -40,7 +40,7 @@ class Norm(NamedTuple):
     """A batch normalization of a net."""
 
     name: str
-    layer: Any  # None if the net has only a parameter that is named like a running mean
+    layer: Any  # None if only its running mean was found, as a parameter of a block
     reason: str = ""  # why it cannot be converted
     block: Any = None  # the SymbolBlock whose graph has the layer
     is_masked: bool = False  # the graph calls the layer with a mask
@@ -84,7 +84,7 @@ def unsynchronized_layers(net: mx.gluon.Block) -> list[str]:
 
 
 def shardwise_operators(net: mx.gluon.Block, outputs: Iterable) -> list[str]:
-    """Return the names of operators whose gradients use a count or mean of one shard.
+    """Return the losses and regularizers whose gradients change if a batch is split.
 
     `outputs` are recorded arrays of one device.
     """
@@ -107,7 +107,7 @@ def own_methods(block: mx.gluon.Block) -> list[str]:
     known = next(base for base in cls.__mro__ if base in _KNOWN).__mro__
     own = {name for base in cls.__mro__ if base not in known for name in vars(base)}
     for name in {"forward", "hybrid_forward"} & vars(block).keys():
-        # An attribute of this package calls the method of the class that the block has.
+        # A `forward` that this package stores in a block calls the class's `forward`.
         if not getattr(vars(block)[name], "calls_class", False):
             own.add(name)
     if cls.__name__ == "BatchNormCudnnOff":  # GluonCV's class differs on cuDNN only
@@ -201,7 +201,7 @@ def remake_graph(block: SymbolBlock) -> None:
     changes = {number: _change(nodes[number], norms[number]) for number in norms}
     replaced = {number for number, change in changes.items() if change is None}
     ours = {number for number in replaced if is_ours(nodes[number])}
-    dropped = guards_of(nodes, ours)  # a new node brings its own layout guards
+    dropped = guards_of(nodes, ours)  # operators that a call of the layer adds again
 
     def replace(number, node):
         if number in replaced:

@@ -116,7 +116,7 @@ def forget_graph(block: mx.gluon.Block) -> None:
 
 
 def forget_graphs_with(parameters: Iterable) -> None:
-    """Make every block trace again whose graph contains one of the parameters."""
+    """Make each block whose graph contains one of the parameters trace again."""
     parameters = list(parameters)
     names = {parameter.var().name for parameter in parameters}
     # A block has no list of its parents, so the garbage collector lists all blocks.
@@ -147,21 +147,21 @@ def is_traced(leaves: Iterable) -> bool:
 
 
 def call_with_parameters(block: mx.gluon.HybridBlock, *inputs: Any) -> Any:
-    """Call a block's `_compute`, which Gluon 1 must also find as `hybrid_forward`."""
+    """Call `block._compute`, which must also be `block.hybrid_forward` in Gluon 1."""
     if not IS_GLUON_2:
-        return HybridBlock.forward(block, *inputs)
+        return HybridBlock.forward(block, *inputs)  # calls `hybrid_forward`
     context = inputs[0].context
     parameters = {name: p.data(context) for name, p in block._reg_params.items()}
     return block._compute(mx.nd, *inputs, **parameters)
 
 
 # The methods that a call of a block may run. Gluon 1 decides inside of `forward`
-# whether to run the graph; Gluon 2 decides before.
+# whether to run the graph. Gluon 2 decides before it calls one of these methods.
 _RUNS = ("forward", "_call_cached_op") if IS_GLUON_2 else ("forward",)
 
 
 class ForwardReplacement:
-    """A replacement for the function that a call of one net runs, hybridized or not."""
+    """A callable that replaces the `_RUNS` of a net. Subclasses define `__call__`."""
 
     def __init__(self, net: mx.gluon.Block) -> None:
         self.net = net
@@ -197,7 +197,7 @@ def _variables_of(code):
 
 
 def traced_block() -> mx.gluon.HybridBlock | None:
-    """Return the block that this thread traces together with its children, or None."""
+    """Return the outermost block that this thread is tracing, or None."""
     traced = [variables["self"] for variables in _variables_of(_TRACE)]
     return traced[-1] if traced else None
 

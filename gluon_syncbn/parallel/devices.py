@@ -55,7 +55,6 @@ class Worker:
     def __init__(self, name: str) -> None:
         self._calls: Any = queue.SimpleQueue()
         self.unfinished: set = set()  # the results of calls that have not ended
-        # A daemon does not keep the program from exiting if a call never ends.
         threading.Thread(
             target=_serve, args=(self._calls,), name=name, daemon=True
         ).start()
@@ -63,17 +62,17 @@ class Worker:
 
     def call(self, function: Callable, *arguments: Any) -> Any:
         """Call a function in this object's thread, and return its result."""
-        own = _thread.calls
-        if own is self._calls:
+        callers_queue = _thread.calls
+        if callers_queue is self._calls:
             return function(*arguments)
         result: Future = Future()
         result.add_done_callback(self.unfinished.discard)
         self.unfinished.add(result)
         self._calls.put((result, function, arguments))
         try:
-            if own is not None:  # serve this Worker's own calls during the wait
-                result.add_done_callback(lambda _: own.put(None))
-                _serve(own)
+            if callers_queue is not None:  # the caller serves it meanwhile
+                result.add_done_callback(lambda _: callers_queue.put(None))
+                _serve(callers_queue)
             return result.result()
         finally:
             del result  # an error's traceback holds this frame
@@ -316,8 +315,8 @@ class Devices:
 class OwnThreads(Devices):
     """Devices that share no thread with other Devices.
 
-    MXNet may make operators that one thread has queued wait for each other. So two
-    training loops that shared the contexts' threads could wait for each other.
+    Operators that were queued by one thread may have to wait for each other in MXNet.
+    So two training loops that shared threads could wait for each other.
     """
 
     def __init__(self, contexts: Sequence[mx.Context]) -> None:

@@ -30,10 +30,10 @@ class Shards:
 
     contexts: Sequence[mx.Context]
     arguments: list  # one list for each context
-    # (input, its shards, the axis along which they are joined) for each input that
-    # depends on a variable. The axis is None for copies. The shards have gradients.
+    # (input, its shards, axis) for each input that needs a gradient. The axis is None
+    # if each shard is the whole input. Otherwise the input was split along the axis.
     recorded: list
-    axis: int | None = None  # None in a plain loop, whose caller has split the batch
+    axis: int | None = None  # None if the arguments were not split
     rows: Sequence[int] = ()  # the number of rows on each context
 
     @classmethod
@@ -55,7 +55,7 @@ class Shards:
         axis: int,
         limit: int | None = None,
     ) -> Shards:
-        """Split `leaves`, the flattened `args`, or only their first `limit` rows.
+        """Split the first `limit` rows of `leaves`, which are the flattened `args`.
 
         Leaves without rows go to each context. Contexts that get no row are left out.
         """

@@ -1,5 +1,5 @@
-// The functions that Python calls through ctypes. The result -1 means an error, whose text
-// gluon_syncbn_last_error returns.
+// The functions that Python uses through ctypes. If a function returns -1, gluon_syncbn_last_error
+// returns the text of its error.
 #include <unistd.h>
 
 #include <algorithm>
@@ -138,7 +138,7 @@ SYNCBN_EXPORT(void, gluon_syncbn_note_time, void* /*run_context*/, void* seconds
 // MXNet's engine runs this no-op between earlier and later work on the same arrays.
 SYNCBN_EXPORT(void, gluon_syncbn_do_nothing, void* /*run_context*/, void* /*parameter*/) {}
 
-// `locate` passes the lines that the program executes to gluon_syncbn_tell_where, for errors.
+// `locate` calls gluon_syncbn_tell_where with the lines that the program's threads execute.
 SYNCBN_EXPORT(void, gluon_syncbn_set_locator, void (*locate)()) { syncbn::SetLocator(locate); }
 
 SYNCBN_EXPORT(void, gluon_syncbn_tell_where, const char* text) { syncbn::ReportWhere(text); }
@@ -202,8 +202,9 @@ SYNCBN_EXPORT(int, gluon_syncbn_distributed_leave) {
   return CatchAll([&] { Table::Get().Leave(); });
 }
 
-// Prints `text` and ends the process after `seconds`, unless another call comes earlier. A call
-// with an empty text does nothing else. No thread of Python could run while MPI_Init has the GIL.
+// Prints `text` and ends the process after `seconds`, unless this function is called again before.
+// An empty text only cancels the earlier call. A timer in Python could not run while the import of
+// mpi4py (native/processes.py) holds the GIL.
 SYNCBN_EXPORT(int, gluon_syncbn_exit_after, double seconds, const char* text) {
   static std::atomic<int> calls{0};
   return CatchAll([&, text = std::string(text)] {

@@ -16,8 +16,8 @@ double WeightedSum(double keep, double old, double batch) {
   return keep == 1 ? old : keep * old + (1 - keep) * batch;
 }
 
-// Returns the variance that updates the running variance. The batch must not be empty. One element
-// has no unbiased variance, so this is its biased variance, 0.
+// Returns the variance that updates the running variance. The batch must not be empty. The result
+// for one element is the biased variance, 0, because the unbiased variance needs two elements.
 double VarOf(const BatchMoments& batch, size_t c, const Options& options) {
   const double count = batch.count();
   const bool is_unbiased = options.unbiased_running_var && count > 1;
@@ -29,7 +29,7 @@ void WarnOfSingleValue(const std::string& layer) {
   std::call_once(once, [&] {
     std::fprintf(stderr,
                  "gluon_syncbn: SyncBatchNorm '%s' trains on one value per channel over all "
-                 "devices. Expected at least two: its output is beta, whatever the input is.\n",
+                 "devices, so its output does not depend on its input. Use a larger batch.\n",
                  layer.c_str());
   });
 }
@@ -39,7 +39,7 @@ bool CanHold(const Tensor& vector, double value) {
 }
 
 std::mutex layers_mutex;
-// Never destroyed, because operators may outlive static objects.
+// This map is never destroyed, because operators may outlive static objects.
 auto& layers = *new std::map<std::string, std::weak_ptr<Layer>>;
 
 }  // namespace

@@ -34,7 +34,7 @@ inline void UseManagedMemory() {
 
 // The `Kernels` of kernel_tests.h.
 struct CudaKernels {
-  // Sums of up to 4 vectors of up to 8 elements have the error of EpsOf. Other sums are double.
+  // A kernel adds at most 4 vectors of 8 elements with precision EpsOf before it adds in double.
   static double SumError(DType dtype, double n) {
     return EpsOf(dtype) * std::min(n, 4.0 * 8) + kEps64 * n;
   }

@@ -1,6 +1,6 @@
 // Compares a layer whose devices all compute on one GPU with a layer on as many CPU devices. ctest
 // runs this test on the emulated GPU, and scripts/check_gpu.sh on a GPU. The emulated GPU can make
-// calls fail, so the test then also checks the state after a failed call, and a layer's memory.
+// calls fail, so there the test also checks the state after failed calls, and allocations.
 #include <memory>
 #include <string>
 #include <utility>
@@ -29,8 +29,8 @@ void TestSetting(DType dtype, const std::vector<int64_t>& rows, const Setting& s
     return syncbn::MakeCudaBackend({"gpu", 0}, Allocate);  // all devices compute on gpu(0)
   });
   std::vector<Shard> cpu = TrainOnCpu(dtype, rows, setting);
-  // The y of GPU and CPU may differ by the distance of two adjacent numbers. Gradients that are
-  // computed from y then differ by less than 10 times this distance.
+  // Compare allows y to differ by the distance of two adjacent numbers (Ulp). Gradients that are
+  // computed from such a y differ by less than 10 times this distance.
   const double error = setting.from_output ? 10 * test::Ulp(dtype, 4) : 0;
   for (size_t k = 0; k < rows.size(); ++k) {
     Compare(gpu[k].y, cpu[k].y, dtype, 0, name + " y");
@@ -102,27 +102,27 @@ std::unique_ptr<syncbn::SyncBatchNorm> OnGpu(const Setting& setting,
       syncbn::MakeCudaBackend({"gpu", 3}, AllocateFromFramework));
 }
 
-// Makes steps of a new operator that keeps x. Every imperative call has a new operator.
-void StepOfNewLayer(int64_t rows) {
-  const auto layer = OnGpu(kKeepsX, std::make_shared<syncbn::Layer>("layer"));
+// Makes two steps of a new operator that keeps x. MXNet creates one for each imperative call.
+void StepNewOperator(int64_t rows) {
+  const auto op = OnGpu(kKeepsX, std::make_shared<syncbn::Layer>("layer"));
   Shard shard(DType::kFloat32, rows, 0, kKeepsX);
-  shard.Step(layer.get(), kKeepsX);
+  shard.Step(op.get(), kKeepsX);
   // TrainOnCpu makes two steps, which give the same y.
   Compare(shard.y, TrainOnCpu(DType::kFloat32, {rows}, kKeepsX)[0].y, DType::kFloat32, 0, "y");
   const int taken = pieces_taken[0];
-  shard.Step(layer.get(), kKeepsX);
+  shard.Step(op.get(), kKeepsX);
   CHECK_EQ(pieces_taken[0], taken, "memory for a second step");
 }
 
-// The framework allocates all memory, and a layer frees memory that it no longer needs.
+// The framework allocates all memory, and an operator frees memory that it no longer needs.
 void TestMemory() {
-  for (int64_t rows : {3, 30, 300, 30}) StepOfNewLayer(rows);
+  for (int64_t rows : {3, 30, 300, 30}) StepNewOperator(rows);
   CHECK_EQ(emulated::allocations.load(), 0, "memory beside the framework's");
   CHECK_EQ(pieces_taken[1], 1, "pinned");
   CHECK_EQ(pieces_back[1], 0);
   CHECK_EQ(pieces_taken[0] - pieces_back[0], 2, "workspace and vectors of the lane");
   framework_is_full = true;
-  CHECK_EQ(ErrorOf([] { StepOfNewLayer(30); }),
+  CHECK_EQ(ErrorOf([] { StepNewOperator(30); }),
            "SyncBatchNorm 'layer', forward on gpu(3): the framework has no memory");
   syncbn::Table::Get().Reset();
   framework_is_full = false;
@@ -130,15 +130,15 @@ void TestMemory() {
 }
 
 // Each CUDA call of a step fails in turn. Then the error names the layer, the device and the call,
-// the thread has its previous device or none, and the first step without a failure is correct.
+// the thread's current device is as before, and the first step without a failure is correct.
 void TestFailures(const Setting& setting) {
-  const auto layer = OnGpu(setting, std::make_shared<syncbn::Layer>("norm3"));
+  const auto op = OnGpu(setting, std::make_shared<syncbn::Layer>("norm3"));
   for (int calls = 0;; ++calls) {
     Shard shard(DType::kFloat32, 3, 0, setting);
     const int device = calls % 2 == 0 ? 9 : -1;  // -1: none
     emulated::Device() = device;
     emulated::calls_left = calls;
-    const std::string text = ErrorOf([&] { shard.Step(layer.get(), setting); });
+    const std::string text = ErrorOf([&] { shard.Step(op.get(), setting); });
     CHECK_EQ(text == kNoError, emulated::calls_left >= 0, "call ", calls);
     emulated::calls_left = -1;
     CHECK_EQ(emulated::Device(), device);

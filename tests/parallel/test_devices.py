@@ -123,7 +123,7 @@ def test_calls_of_a_static_graph_keep_their_order(devices):
 
 
 def test_a_loop_of_the_main_thread_is_warned_of(devices, monkeypatch):
-    """It warns once, although the graph exists before the loop begins."""
+    """The layer warns once, although the net is traced before the loop begins."""
     monkeypatch.setattr(Synchronization, "has_warned", False)
     net = set_mode(nn.HybridSequential(), "hybridize")
     net.add(SyncBatchNorm(in_channels=1))
@@ -139,7 +139,7 @@ def test_a_loop_of_the_main_thread_is_warned_of(devices, monkeypatch):
 
 
 def draws(seed, count, way, mode):
-    """Return an inferred weight, and Dropout's mask in each call for each context."""
+    """Return the initial weight, and Dropout's mask in each call for each context."""
     mx.random.seed(seed)
     contexts = cpus(count)
     net = nn.HybridSequential()
@@ -206,7 +206,7 @@ def test_maps_inside_of_maps(make_devices):
 def test_a_parallel_net_gets_shards_inside_of_the_map_of_its_devices(devices):
     """Splitting is not recorded, so the batch gets no gradient."""
     net, x = one_weight(devices.contexts, 3.0), column(1, 2)
-    differentiate(net, x)  # marks gradients as summed, which the map must undo
+    differentiate(net, x)  # sums gradients over devices, which a map does not do
     x.attach_grad()
     with autograd.record():
         totals = devices.map(lambda x: net(x).sum(), devices.split(x))
@@ -268,7 +268,7 @@ def test_a_copy_of_a_net_in_a_plain_loop_has_parameters_of_its_own():
 
 
 def test_a_plain_loop_goes_on_after_the_net_has_moved():
-    """A pass of the loop is complete after two calls for each of the new contexts."""
+    """Loops that call the net twice for each new context cancel no work."""
     net = allow_plain_loop(nn.Dense(1, in_units=2))
     net.initialize(ctx=cpus(2))
     number = failures.latest_recovery[0]
@@ -279,7 +279,7 @@ def test_a_plain_loop_goes_on_after_the_net_has_moved():
             with autograd.record():
                 for x in [nd.ones((1, 2), ctx=context) for context in contexts]:
                     y = net(x)
-                    with autograd.pause():  # this scope begins no new pass
+                    with autograd.pause():  # this scope begins no other loop
                         pass
                     losses.append(y + net(x))
             autograd.backward(losses)
@@ -287,7 +287,7 @@ def test_a_plain_loop_goes_on_after_the_net_has_moved():
 
 
 def test_recover_waits_for_the_turn_of_another_thread(devices):
-    """If recover ran inside of a map, its first context would wait in vain."""
+    """Otherwise the first context of the thread's map would wait in vain."""
     layer = SyncBatchNorm(num_devices=2, in_channels=1, timeout=5)
     layer.initialize(ctx=devices.contexts)
     shards = [nd.ones((2, 1), ctx=c) for c in devices.contexts]
@@ -333,7 +333,7 @@ def test_plain_loops_that_come_to_the_contexts_in_different_orders():
     contexts = cpus(2)
     first, second = noisy_net(contexts), noisy_net(contexts)
     calls = (first, 0), (second, 1), (first, 1), (second, 0)
-    # A layer converts its input in place, so calls with one input wait for each other.
+    # A layer converts its input in place, so calls that share one wait for each other.
     xs = [nd.random.normal(shape=(4, 2), ctx=contexts[k]) for _, k in calls]
     with autograd.train_mode():
         ys = [net(x) for (net, _), x in zip(calls, xs)]

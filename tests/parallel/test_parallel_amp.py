@@ -18,7 +18,7 @@ x = mx.nd.array([[1, 2], [3, 5], [2, 0.5]])  # bfloat16 holds all numbers exactl
 try:
     net(x).wait_to_read()
 except mx.MXNetError as error:
-    print("MXNet by itself cannot do that here:", error)
+    print("MXNet by itself cannot compute a Dense in bfloat16:", error)
     raise SystemExit from None
 net = gluon_syncbn.make_parallel(net, [mx.cpu(0), mx.cpu(1)], reset_ctx=True)
 net.hybridize()
@@ -34,7 +34,7 @@ for array in mx.nd.amp_cast(y, dtype="float32"), x.grad, *net.weight.list_grad()
 
 
 @pytest.mark.skipif(
-    not hasattr(amp.lists, "symbol_bf16"), reason="MXNet 1.7 brought bfloat16"
+    not hasattr(amp.lists, "symbol_bf16"), reason="bfloat16 needs MXNet 1.7"
 )
 def test_bfloat16():
     result = run_python(PROGRAM)

@@ -41,7 +41,7 @@ class Runner:
     """A program's net and devices."""
 
     def __init__(self, program):
-        self._program, self._kind = program, oracle.kind_of(program.dtype)
+        self._program, self._kind = program, oracle.state_dtype(program.dtype)
         self._net, self._norms = make_net(program)
         self._devices = gluon_syncbn.Devices(cpus(program.contexts))
 

@@ -35,7 +35,7 @@ def total(values, dtype):
     return Value(sum(v.value for v in values), error)
 
 
-def kind_of(dtype):
+def state_dtype(dtype):
     """Return the dtype of parameters and statistics."""
     return "float64" if dtype == "float64" else "float32"
 
@@ -80,7 +80,7 @@ class Use:
         return reference.tolerance(dtype or self._dtype, *limits)[1]
 
     def _update_running(self, mean, var):
-        old, kind, factor = self._options.momentum, kind_of(self._dtype), 1
+        momentum, dtype, factor = self._options.momentum, state_dtype(self._dtype), 1
         if self._options.unbiased_running_var and self._count > 1:
             factor = self._count / (self._count - 1)
         std = np.sqrt(var)
@@ -90,11 +90,11 @@ class Use:
             ("running_mean", mean, abs(mean) + std, mean_error),
             ("running_var", factor * var, factor * var, var_error),
         ):
-            former = self.state[name]
-            new = old * former.value + (1 - old) * batch
-            own = self._tolerance(abs(former.value) + size, kind)
-            error = own + old * former.error + (1 - old) * error
-            self.state[name] = stored(Value(new, error), kind)
+            old = self.state[name]
+            new = momentum * old.value + (1 - momentum) * batch
+            rounding = self._tolerance(abs(old.value) + size, dtype)
+            error = rounding + momentum * old.error + (1 - momentum) * error
+            self.state[name] = stored(Value(new, error), dtype)
 
     def backward(self, dy):
         """Return Values of dx, and of the terms whose sums are dgamma and dbeta."""
@@ -114,11 +114,11 @@ class Use:
             dx = dz * gamma_inv_std
         scale = abs(gamma_inv_std) * sizes.max(self._axes, keepdims=True, initial=0.0)
         error = self._tolerance(scale) + 2 * lost * scale + abs(gamma_inv_std) * from_dz
-        own = self._tolerance(1.0) * sizes + lost * sizes
+        rounding = self._tolerance(1.0) * sizes + lost * sizes
         return (
             stored(Value(dx, error), self._dtype),
-            Value(dz * self._x_hat, own + dz_error * abs(self._x_hat)),
-            Value(dz, own + dz_error),
+            Value(dz * self._x_hat, rounding + dz_error * abs(self._x_hat)),
+            Value(dz, rounding + dz_error),
         )
 
     def _through_activation(self, dy):
@@ -159,8 +159,9 @@ def sums(program, terms, rows):
     """Yield each context's sums of the terms of its rows."""
     axes, _ = reference.reduction_axes(terms.value, program.axis)
     shards = [split_rows(part, rows, program.batch_axis) for part in terms]
+    dtype = state_dtype(program.dtype)
     for value, error in zip(*shards):
-        yield stored(Value(value.sum(axes), error.sum(axes)), kind_of(program.dtype))
+        yield stored(Value(value.sum(axes), error.sum(axes)), dtype)
 
 
 def check(name, result, expected, dtype):

@@ -56,10 +56,10 @@ def tolerance(dtype, count=1, conditioning=0.0, scale=1.0):
     """Return rtol and atol: |result - expected| <= atol + rtol |expected|.
 
     `dtype` is the dtype of the compared array, `count` (n) the number of elements of a
-    channel in the whole batch, `conditioning` the largest |mean| / std of a channel,
-    and `scale` the size of the largest terms whose sum is the result. For y the size is
-    max|gamma x_hat| + max|beta|, for dx max|gamma inv_std dy|, for sums such as dgamma
-    the sum of the absolute terms, and for a running statistic its own size.
+    channel in the whole batch, and `conditioning` the largest |mean| / std of a
+    channel. `scale` is the size of the terms from which a result is computed. It is
+    max|gamma x_hat| + max|beta| for y, max|gamma inv_std dy| for dx, the sum of the
+    absolute terms for sums such as dgamma, and the size of a running statistic itself.
 
     Let u, u64 and u_out be the unit roundoffs of the arithmetic (float32, or float64
     for float64 data), of float64 and of `dtype`.
@@ -68,7 +68,7 @@ def tolerance(dtype, count=1, conditioning=0.0, scale=1.0):
       near zero.
     * The terms of y = (x - mean) * scale + offset and dx = a dy + b (x - mean) + d are
       rounded at most 8 times, including the roundings of their coefficients, so the
-      error is at most 8 u times their size.
+      error is at most 8 u times `scale`.
     * Sums are float64. n additions err by at most n u64 times the sum of the absolute
       terms (Higham, Accuracy and Stability of Numerical Algorithms, 2002, eq. 4.4). The
       moments are computed from x - x0, where x0 is a value of x. The mean of (x - x0)^2

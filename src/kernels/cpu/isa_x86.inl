@@ -1,7 +1,7 @@
 // The kernels for x86-64. The compiler flags of isa_avx2.cc and isa_avx512.cc, which include this
 // file, choose the instruction set.
 #if defined(__GNUC__) && !defined(__clang__)
-// The header has these warnings because of GCC bug 105593.
+// GCC bug 105593 makes <immintrin.h> cause these warnings.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #endif

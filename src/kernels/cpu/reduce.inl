@@ -1,9 +1,9 @@
-// The reductions, which sum two terms of each element for each channel of a tile. All sums are
-// float64, because memory, not arithmetic, takes the time.
+// The reductions, which sum two terms u and v of each element for each channel of a tile. All sums
+// are float64, because memory, not arithmetic, takes the time.
 //
-// `Terms` has Channel(c, first), which returns the Affine of channel c, whose first value in the
-// tile is `first`; Of(x, dy, this Affine), which returns the two terms of an element; kBackward,
-// true if it reads dy; and kRecomputesZ, true if it reads the scale and the offset of the Affine.
+// `Terms` has Channel(c, first), which receives the tile's first element of channel c and returns
+// the channel's Affine (activation.inl); Of(x, dy, Affine), which returns u and v of an element;
+// kBackward, true if it reads dy; and kRecomputesZ, true if it reads the Affine's scale and offset.
 
 namespace syncbn::cpu {
 namespace {
@@ -18,7 +18,7 @@ SYNCBN_INLINE void Prefetch(const T* p) {
 
 template <typename Value>
 struct Pair {
-  Value first, second;
+  Value u, v;
 };
 
 template <typename Terms, typename T>
@@ -27,15 +27,15 @@ SYNCBN_INLINE void AddVector(const Terms& terms, const T* x, const T* dy, const 
   Doubles x_vector, dy_vector = {};
   Load(x, &x_vector);
   if (Terms::kBackward) Load(dy, &dy_vector);
-  Doubles first, second;
-  terms.Of(x_vector, dy_vector, k, &first, &second);
-  sums->first += first;
-  sums->second += second;
+  Doubles u, v;
+  terms.Of(x_vector, dy_vector, k, &u, &v);
+  sums->u += u;
+  sums->v += v;
 }
 
 // Returns the terms of n elements, fewer than a vector. In the other lanes the terms of gradients
 // are 0, because dy is 0, and the terms of moments are 0 if `fill` is their center.
-// Inlining would double the code of every loop. Arguments are values, so sums stay in registers.
+// Inlining would double the code of every loop. Arguments passed by value can stay in registers.
 template <typename Terms, typename T>
 SYNCBN_NOINLINE Pair<Doubles> TermsOfPart(Terms terms, const T* x, const T* dy, int64_t n, T fill,
                                           Affine<Doubles> k) {
@@ -43,7 +43,7 @@ SYNCBN_NOINLINE Pair<Doubles> TermsOfPart(Terms terms, const T* x, const T* dy, 
   LoadPart(x, n, fill, &x_vector);
   if (Terms::kBackward) LoadPart(dy, n, T{}, &dy_vector);
   Pair<Doubles> part;
-  terms.Of(x_vector, dy_vector, k, &part.first, &part.second);
+  terms.Of(x_vector, dy_vector, k, &part.u, &part.v);
   return part;
 }
 
@@ -51,8 +51,8 @@ template <typename Terms, typename T>
 SYNCBN_INLINE void AddPart(const Terms& terms, const T* x, const T* dy, int64_t n, T fill,
                            const Affine<Doubles>& k, Pair<Doubles>* sums) {
   const Pair<Doubles> part = TermsOfPart(terms, x, dy, n, fill, k);
-  sums->first += part.first;
-  sums->second += part.second;
+  sums->u += part.u;
+  sums->v += part.v;
 }
 
 SYNCBN_INLINE double Sum(Doubles v) {
@@ -79,8 +79,7 @@ inline Pair<double> SumPlane(const Terms& terms, const T* x, const T* dy, int64_
   }
   for (; i + kDoubles <= n; i += kDoubles) AddVector(terms, x + i, dy + i, k, &s[0]);
   if (i < n) AddPart(terms, x + i, dy + i, n - i, first, k, &s[1]);
-  return {Sum((s[0].first + s[1].first) + (s[2].first + s[3].first)),
-          Sum((s[0].second + s[1].second) + (s[2].second + s[3].second))};
+  return {Sum((s[0].u + s[1].u) + (s[2].u + s[3].u)), Sum((s[0].v + s[1].v) + (s[2].v + s[3].v))};
 }
 
 template <typename Terms, typename T>
@@ -93,8 +92,8 @@ void SumPlanes(const Terms& terms, const T* x, const T* dy, const Tile& tile, do
       const int64_t at = o * tile.row + c * tile.inner + tile.inner_begin;
       const T first = firsts[c * tile.inner];
       const Pair<double> sums = SumPlane(terms, x + at, dy + at, n, first, terms.Channel(c, first));
-      sum_u[c] += sums.first;
-      sum_v[c] += sums.second;
+      sum_u[c] += sums.u;
+      sum_v[c] += sums.v;
     }
   }
 }
@@ -119,8 +118,8 @@ SYNCBN_INLINE void AddColumns(const Terms& terms, const T* x, const T* dy, int64
   Load(columns->center + j, &k.center);
   if (Terms::kRecomputesZ) Load(columns->scale + j, &k.scale);
   if (Terms::kRecomputesZ) Load(columns->offset + j, &k.offset);
-  Load(columns->u + j, &sums.first);
-  Load(columns->v + j, &sums.second);
+  Load(columns->u + j, &sums.u);
+  Load(columns->v + j, &sums.v);
   for (int row = 0; row < kRows; ++row) {
     const int64_t at = row * stride + j;
     if (kFull)
@@ -129,12 +128,12 @@ SYNCBN_INLINE void AddColumns(const Terms& terms, const T* x, const T* dy, int64
       AddPart(terms, x + at, dy + at, n, T{}, k, &sums);
   }
   if (kFull) {
-    Store(columns->u + j, sums.first);
-    Store(columns->v + j, sums.second);
+    Store(columns->u + j, sums.u);
+    Store(columns->v + j, sums.v);
   } else {  // the other lanes are columns that a shorter last row lacks, or padding
     for (int64_t i = 0; i < n; ++i) {
-      columns->u[j + i] = sums.first[i];
-      columns->v[j + i] = sums.second[i];
+      columns->u[j + i] = sums.u[i];
+      columns->v[j + i] = sums.v[i];
     }
   }
 }
@@ -201,7 +200,7 @@ void SumTile(const Terms& terms, const T* x, const T* dy, const Tile& tile, doub
 //
 //   u = x - first,  mean = first + sum(u) / n,  m2 = sum(u * u) - sum(u)^2 / n
 //
-// `first` is the first of the channel's n values in the tile. It is within sqrt(m2 * (n - 1) / n)
+// `first` is the first of the channel's n elements in the tile. It is within sqrt(m2 * (n - 1) / n)
 // of the mean, so m2 loses at most a factor of about n in precision, whatever the mean is.
 
 struct MomentTerms {
@@ -211,10 +210,10 @@ struct MomentTerms {
   SYNCBN_INLINE Affine<double> Channel(int64_t /*c*/, T first) const {
     return {ToDouble(first), 0, 0};
   }
-  SYNCBN_INLINE void Of(Doubles x, Doubles /*dy*/, const Affine<Doubles>& k, Doubles* first,
-                        Doubles* second) const {
-    *first = x - k.center;
-    *second = *first * *first;
+  SYNCBN_INLINE void Of(Doubles x, Doubles /*dy*/, const Affine<Doubles>& k, Doubles* u,
+                        Doubles* v) const {
+    *u = x - k.center;
+    *v = *u * *u;
   }
 };
 
@@ -250,11 +249,11 @@ struct GradientTerms {
   SYNCBN_INLINE Affine<double> Channel(int64_t c, T /*first*/) const {
     return {center[c], kRecomputesZ ? scale[c] : 0, kRecomputesZ ? offset[c] : 0};
   }
-  SYNCBN_INLINE void Of(Doubles saved, Doubles dy, const Affine<Doubles>& k, Doubles* first,
-                        Doubles* second) const {
+  SYNCBN_INLINE void Of(Doubles saved, Doubles dy, const Affine<Doubles>& k, Doubles* u,
+                        Doubles* v) const {
     Doubles centered;
-    Unwind(kVariant, saved, dy, k, f, &centered, first);
-    *second = *first * centered;
+    Unwind(kVariant, saved, dy, k, f, &centered, u);
+    *v = *u * centered;
   }
 };
 

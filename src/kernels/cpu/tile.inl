@@ -14,8 +14,8 @@ struct VariantConstant {
   static constexpr Variant value = kVariant;
 };
 
-// Returns select(the variant of the pass, an element of its type). The variant must be one of
-// kVariants.
+// Returns select(variant, element). `variant` holds the variant of the pass, one of kVariants, and
+// `element` has the C++ type of the pass's dtype.
 template <typename Kernel, Variant... kVariants, typename Select>
 SYNCBN_INLINE Kernel Pick(const PassInput& pass, const Select& select) {
   Kernel kernel = nullptr;
@@ -45,7 +45,7 @@ SYNCBN_INLINE const T* FirstOf(const T* x, const Tile& tile) {
 
 // A tile of short planes as `count` rows of `width` columns, `stride` elements apart, and a last
 // row of `rest` columns. A row has all elements of the tile at `repeats` adjacent outer indices.
-// There are several if the tile has all channels of the tensor, so that rows are long.
+// `repeats` may exceed 1 if the tile has all channels of the tensor, so that rows are long.
 struct Rows {
   int64_t offset, count, stride, width, rest, repeats;
 };
