@@ -52,8 +52,8 @@ def install() -> None:
                 allow_plain_loop(block)
         return call(block, *args)
 
-    def applied(module, inputs, kwargs_tup=None, sync=False):
-        return apply(module, inputs, kwargs_tup)
+    def apply_without_threads(module, inputs, kwargs_tup=None, sync=False):
+        return apply(module, inputs, kwargs_tup)  # sync=True would start threads
 
     def put(executor, shard):
         devices = _devices_of(arrays_in(shard)[0].context)
@@ -64,7 +64,7 @@ def install() -> None:
     def init(block, *args, norm_layer=None, norm_kwargs=None, **kwargs):
         options = {"norm_layer": norm_layer, "norm_kwargs": norm_kwargs}
         make_pyramid(block, *args, **options, **kwargs)
-        if norm_layer is mx.sym.contrib.SyncBatchNorm:  # nodes of the pyramid's graph
+        if norm_layer is mx.sym.contrib.SyncBatchNorm:  # an operator, not a block
             convert_sync_batchnorm(block, (norm_kwargs or {}).get("ndev", 1))
 
     def aligned(F):
@@ -87,7 +87,7 @@ def install() -> None:
         aligned(mx.nd),
         aligned(mx.sym),
         (mx.gluon.Block, "__call__", called),
-        (parallel, "parallel_apply", applied),
+        (parallel, "parallel_apply", apply_without_threads),
         (parallel.Parallel, "put", put),
     ]
     for owner, name, value in [] if _replaced else changes:

@@ -1,8 +1,8 @@
 """Report phrases to reword, comments without a subject, and names that do not exist.
 
-Phrases are searched in pages and sources. Names are checked in backticks, on the design
-pages and in CONTRIBUTING.md. A name is a path, `Class.name` of Python or `Class::Name`
-of C++. The exit status is 1 if there is a fault.
+Phrases are searched in pages and sources. Names in backticks are checked only on the
+design pages and in CONTRIBUTING.md. A name is a path, `Class.name` of Python or
+`Class::Name` of C++. The exit status is 1 if there is a fault.
 """
 
 import re

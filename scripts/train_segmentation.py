@@ -67,7 +67,7 @@ def train(args, folder, log):
             log.append({"train_loss": engine.train_epoch(bar, epoch)})
             log[-1].update(engine.evaluate(val))
         if not np.isfinite([*log[-1].values()]).all():
-            advice = "Lower --lr, or label pixels if none has a label (--ignore-label)."
+            advice = "Lower --lr. If no pixel has a label, check --ignore-label."
             raise UserError(f"Results must be finite, got {log[-1]}. {advice}")
         if is_writer:
             model.save(folder, engine, classes, log)

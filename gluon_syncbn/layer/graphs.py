@@ -124,7 +124,7 @@ def _prepared(symbol, is_static, is_for_gpus):
     else:
         _choose_guards(symbol, graph, guards, is_static)
     nodes: list = []
-    entries: list = []  # the argument `entries` of resolve_entry
+    entries: list = []  # see resolve_entry in mxnet_private/graphs.py
     latest: dict = {}  # {running mean: the latest layer that uses it}
 
     for number, node in enumerate(graph["nodes"]):
@@ -170,20 +170,19 @@ def _choose_guards(symbol, graph, guards, is_static):
     inferred = _infer(symbol, graph, list(guards))
     for (number, is_behind), (ndim, dtype) in zip(guards.items(), inferred):
         if not is_behind:
-            # A Reshape of up to 4 dimensions is in place where that is safe. Without a
-            # guard static_shape graphs would keep plain copies of the layers' inputs.
+            # A Reshape of up to 4 dimensions copies only if it must.
             if 1 <= ndim <= 4:
                 _replace(graph["nodes"][number], "Reshape", shape="(-2,)")
         elif not is_static:
-            # The gradient of a transpose is plain, because no transpose is in place.
+            # The gradient of a transpose is another transpose, which always copies.
             if ndim == 4:
                 _replace(graph["nodes"][number], "transpose", axes="(0, 1, 2, 3)")
         elif dtype == "float32":
-            # A layer in a static_shape graph must not write an output of the graph, so
-            # an operator that is in place follows it. A Reshape would copy gradients in
-            # blocked layouts.
+            # A layer must not compute an output of a static_shape graph, so another
+            # node follows it. amp_multicast copies nothing, but a Reshape would copy
+            # gradients in blocked layouts.
             _replace(graph["nodes"][number], "amp_multicast", num_outputs="1")
-        elif dtype is not None:  # its gradients are never in blocked layouts
+        elif dtype is not None:  # only float32 gradients have blocked layouts
             _replace(graph["nodes"][number], "Reshape", shape="(-2,)")
 
 
@@ -198,7 +197,7 @@ def _infer(symbol, graph, numbers):
         return [(0, None)] * len(numbers)
     heads = [[number, 0, 0] for number in numbers]
     outputs = from_nodes(symbol, dict(graph), graph["nodes"], heads)
-    # The symbol of a parameter has only the dtype of its first use.
+    # A later cast of a parameter p does not change p.var(), so dtypes are read from p.
     arrays = {p.var().name: p for p in block.collect_params().values()}
     arrays.update(inputs)
     known = [name for name in outputs.list_inputs() if name in arrays]

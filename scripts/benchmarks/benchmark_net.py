@@ -1,10 +1,10 @@
 """Time training steps of segmentation nets on two CPU contexts.
 
 A step is forward, loss, backward and Trainer.step of GluonCV's FastSCNN, FCN or
-DeepLabV3. A layer is timed only if it trains like one context with the whole batch: the
-loss of the first step, and the gradient of the first weight of the head, must be ten
-times closer to one context's than without synchronization. (Deeper gradients are no
-better test, because fifty layers of float32 amplify rounding.)
+DeepLabV3. Before a layer is timed, the loss of a step and the gradient of the head's
+first weight are compared with a step of one context with the whole batch. The errors
+of a synchronized layer must be less than a tenth of nn.BatchNorm's. (Deeper gradients
+are no better test, because fifty layers of float32 amplify rounding.)
 
 Each synchronized layer has processes of its own, in which nn.BatchNorm is also timed.
 
@@ -96,7 +96,8 @@ def measure(name, layer, quick):
             errors.append([np.linalg.norm(a - b) for a, b in pairs])
             steps[kind] = candidate.step
         if not all(synchronized < other / 10 for synchronized, other in zip(*errors)):
-            sys.exit(f"{layer}, {mode}: errors must be 1/10 of BatchNorm's: {errors}")
+            rule = "errors of loss and gradient must be below 1/10 of BatchNorm's"
+            sys.exit(f"{layer}, {mode}: {rule}, got {errors[0]} and {errors[1]}")
         times = benchmarking.take_turns(steps, repetitions, warm_up=1)
         for kind, seconds in times.items():
             row = {"layer": kind, "mode": mode, **case}

@@ -1,5 +1,6 @@
-// SetLocator's function runs Python code, which needs the GIL. A thread that forks may hold the GIL
-// and wait for the caller of WhereProgramStands. So a separate thread calls the function.
+// Finds the lines that the Python program is executing. The locator (see SetLocator) needs Python's
+// GIL, but a thread that forks may hold the GIL and wait for the caller of WhereProgramStands. So
+// the locator has a separate thread, and WhereProgramStands returns when a fork begins.
 #include "core/program.h"
 
 #include <atomic>

@@ -3,8 +3,8 @@
 //
 // Inputs: x, gamma, beta. Output: y. Auxiliary states: running_mean, running_var.
 // A chained node also has an input "after", which depends on the output of an earlier node with the
-// same running statistics. It is not read, but it makes MXNet run the two nodes in this order,
-// also in static_shape graphs. A masked node has a last input "rows", the number of valid rows.
+// same running statistics. The operator does not read "after", but MXNet runs the earlier node
+// first. A masked node has a last input "rows", the number of valid rows.
 //
 // MXNet calls the callbacks in this order: the creator (in every imperative call, so it must be
 // cheap), the lists, shapes, backward dependencies, CreateOperator, types; then forward and
@@ -111,7 +111,7 @@ int Forward(int size, void** handles, int* /*tags*/, const int* requests, const 
 }
 
 // dy | x, gamma, beta, ... | y | dx, dgamma, dbeta, ... | running_mean, running_var
-// Only x has data among the inputs and y, or only y if the option from_output is set.
+// The arrays before dx have no data, except dy and x, or dy and y if from_output is set.
 int Backward(int size, void** handles, int* /*tags*/, const int* requests, const int /*training*/,
              void* state) {
   return OperatorCallback(size, handles, [&](const std::vector<NDArray>& arrays) {
@@ -250,7 +250,7 @@ int CreateOperator(const char* context, int /*size*/, unsigned** /*shapes*/, con
     CheckCudaGraphs(node, device);
     static std::once_flag first;
     std::call_once(first, [] {
-      ReserveErrors();  // memory of MXNet, see mxnet/engine.cc
+      ReserveErrors();  // see mxnet/engine.cc
       GuardForks();
     });
     Operator* op = new Operator(node, device);
@@ -260,8 +260,8 @@ int CreateOperator(const char* context, int /*size*/, unsigned** /*shapes*/, con
   });
 }
 
-// If this function threw, MXNet would call the callback in `list` that deletes properties, which is
-// not set yet. So ListArguments throws the error.
+// If this function failed, MXNet would call the first callback of `list`, which is not set yet. So
+// ListArguments throws the error.
 int Create(const char* /*op_type*/, const int size, const char** keys, const char** values,
            MXCallbackList* list) {
   static AnyCallback callbacks[] = {Any(Delete<Properties>), Any(ListArguments),

@@ -59,7 +59,7 @@ class CpuBackend : public Backend {
   }
 
   void LocalMoments(const ReductionPass& pass) override {
-    KeepFreedMemory();  // this device trains
+    KeepFreedMemory();  // a program that only predicts does not need it
     cpu::LocalMoments(pass);
   }
   void Normalize(const ElementwisePass& pass) override { cpu::Normalize(pass); }

@@ -96,7 +96,7 @@ struct Problem {
         x(of.dtype, of.layout.Size(), of.x_is_aligned ? 0 : of.misalign),
         dy(of.dtype, of.layout.Size(), of.misalign),
         label(syncbn::Concat(syncbn::Name(of.dtype), " ", Describe(of.layout), " misaligned by ",
-                             of.misalign, of.x_is_aligned ? " but for x" : "", ", about ",
+                             of.misalign, of.x_is_aligned ? " (x is aligned)" : "", ", x around ",
                              of.center)) {
     std::mt19937 generator(seed);
     std::normal_distribution<double> normal;
@@ -168,7 +168,6 @@ struct Problem {
             eps};
   }
 
-  // Returns xmu and dz. Their errors do not include the rounding error of the mean, see Dx.
   XmuAndDz XmuAndDzOf(const syncbn::PassInput& r, int64_t channel, int64_t i, double eps) const {
     const Value saved{x.Get(i), 0};
     if (!r.from_output) {

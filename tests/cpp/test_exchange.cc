@@ -1,5 +1,4 @@
-// Tests exchanges between threads with random delays, and failures in one process. A lost wake-up
-// ends in a timeout of the table or ctest.
+// Tests exchanges between threads with random delays, and failures in one process.
 #include <functional>
 #include <random>
 #include <set>

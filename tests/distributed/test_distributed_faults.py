@@ -95,7 +95,7 @@ for name in 'ab':
     setattr(net, name, layers[name])
 net.initialize()
 text = error_of(distributed.broadcast_parameters, net)
-if by_gluon(True, False):  # parameters have names of their blocks
+if by_gluon(True, False):  # names begin with the prefix of a block
     assert 'net_batchnorm0_gamma' in text and 'net_batchnorm1_gamma' in text, text
     assert 'a.gamma' in text, text
     layers = [SyncBatchNorm(in_channels=3, prefix='x_') for _ in range(rank + 1)]
@@ -182,7 +182,7 @@ for change, expected in {STEPS_APART}.items():
     run_ranks(2, program)
 
 
-def test_a_gluon_trainer_of_one_process_is_refused():
+def test_a_gluon_trainer_is_refused_if_processes_synchronize():
     program = """
 def step(group):
     layer = SyncBatchNorm(group=group)

@@ -89,7 +89,7 @@ FOLDER = os.path.dirname(gluon_syncbn.__file__)
 FILES = contextlib.__file__, gluon.trainer.__file__
 
 
-# Exceptions caused bugs inside these functions, so a test raises one at each opcode.
+# Exceptions inside these functions once did harm. A test raises one at each opcode.
 FUNCTIONS = (
     graphs.differentiate,  # a flag of MXNet stayed set, and later backwards did nothing
     gluon.Trainer._update,  # only some parameters were updated
@@ -147,7 +147,7 @@ def test_a_handler_raises_at_any_instant_of_a_step(number, counts, make_devices)
     def handle(*_):
         raise Raised
 
-    handle.handler = signal.SIG_IGN  # gluon_syncbn must not use this attribute
+    handle.handler = signal.SIG_IGN  # gluon_syncbn once called it instead of `handle`
 
     def step():
         with autograd.record():

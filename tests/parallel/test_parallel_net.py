@@ -219,7 +219,7 @@ def test_nets_that_share_parameters(devices):
         make_parallel(net, cpus(2, first=2))
 
 
-def test_devices_without_a_row_get_statistics_after_another_layers_error():
+def test_devices_without_a_row_get_statistics_although_a_later_layer_fails():
     norms, divisors = [nn.BatchNorm(in_channels=1) for _ in range(2)], [0, 1]
     net = nn.Sequential()
     net.add(norms[0], nn.Lambda(lambda x: x / divisors[-1]), norms[1])
@@ -251,7 +251,7 @@ def count_functions(devices, call):
                 frames[id(frame)] = frame
 
     devices.map(lambda: sys.setprofile(note))
-    gc.collect()  # remains of other nets would call the library
+    gc.collect()  # deleting other nets would call the library
     gc.disable()
     frames.clear()
     sys.setprofile(note)
@@ -335,7 +335,7 @@ def test_files_have_the_bits_of_the_first_device(tmp_path):
     net.hybridize()
     x, others = nd.random.normal(shape=(5, 3)), nd.random.normal(shape=(5, 99))
     y = net(x, [others], None)
-    # Gluon would save the devices' mean, which may differ from three equal numbers.
+    # Gluon would save a rounded mean of the three devices' equal weights.
     weight = net.dense.weight
     mean = type(weight)._reduce(weight)
     assert (mean != weight.data(mx.cpu(0))).asnumpy().any()
@@ -391,7 +391,7 @@ def test_summary_is_that_of_one_device(devices, capsys):
 
 
 @pytest.mark.parametrize("way", ["saved", "moved"])
-def test_values_are_read_when_no_work_may_change_them(way, tmp_path):
+def test_saving_and_moving_wait_for_queued_writes(way, tmp_path):
     net, file = nn.BatchNorm(in_channels=1), str(tmp_path / "net.params")
     net.initialize(ctx=cpus(2))
     for mean in net.running_mean.list_data():

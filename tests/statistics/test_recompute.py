@@ -141,7 +141,7 @@ def test_frozen_layers_keep_their_statistics(norm):
     with pytest.raises(ValueError, match="frozen"):
         recompute_statistics(net[0], [x])
     trainers.append(mx.gluon.Trainer(net[1].collect_params(), "sgd"))
-    assert {*map(type, trainers)} == {mx.gluon.Trainer}  # no trainer stays guarded
+    assert {*map(type, trainers)} == {mx.gluon.Trainer}  # as without the calls
 
 
 def test_a_layer_that_is_used_twice_counts_all_its_inputs():

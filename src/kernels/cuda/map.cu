@@ -1,7 +1,7 @@
 // The passes that write a tensor, element by element. The output may be one of the inputs.
 //
-// A `Formula` has Begin(pass, activation, c), which sets channel c; Of(activation, x, dy), which
-// returns the result; kBackward, true if it reads dy; and kName, the name in errors.
+// A `Formula` has Begin(pass, activation, c), which computes constants of channel c, and
+// Of(activation, x, dy), which returns an element of the output. kBackward is true if Of reads dy.
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/passes.h"
 #include "kernels/cuda/tensor.cuh"
@@ -9,7 +9,7 @@
 namespace syncbn::cuda {
 namespace {
 
-// kChannels is the number of channels in a vector: 1, or kWidth for columns.
+// kChannels is 1 if all elements of a vector are in one channel, and otherwise kWidth.
 template <typename T, int kWidth, int kChannels, typename Formula>
 __global__ void __launch_bounds__(kThreads) MapKernel(Cut cut, ElementwisePass pass) {
   using A = Arithmetic<T>;
@@ -43,7 +43,6 @@ __global__ void __launch_bounds__(kThreads) MapKernel(Cut cut, ElementwisePass p
   }
 }
 
-// `Formula` is a template of the type of the elements.
 template <template <typename> typename Formula>
 void Map(const ElementwisePass& pass, Stream stream) {
   if (pass.layout.Size() == 0) return;
@@ -75,7 +74,7 @@ struct NormalizeFormula {
 
 // ---- the second pass of backward: dx = scale * dz + scale_xmu * xmu + shift ---------------------
 //
-// scale_xmu * xmu is of_centered.scale * (unit * centered), see SplitCoefficient in activation.inl.
+// activation.inl describes `centered`, which replaces xmu here, and SplitCoefficient.
 
 template <typename T>
 struct ApplyFormula {
@@ -89,9 +88,9 @@ struct ApplyFormula {
                         int64_t c) {
     const double scale = PerScale(pass.scale_xmu[c], pass, c);
     of_centered = MakeAffine<A>(CenterOf(pass)[c], scale, pass.shift[c]);
-    double power;
-    of_centered.scale = static_cast<A>(SplitCoefficient(scale, &power));
-    unit = static_cast<A>(power);
+    double power_of_two;
+    of_centered.scale = static_cast<A>(SplitCoefficient(scale, &power_of_two));
+    unit = static_cast<A>(power_of_two);
     scale_dz = static_cast<A>(pass.scale[c]);
     to_z = activation.ToUnwind(pass, c);
   }

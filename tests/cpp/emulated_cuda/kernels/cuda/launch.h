@@ -1,4 +1,5 @@
-// Emulates src/kernels/cuda/launch.h: a launch runs the kernel immediately.
+// Emulates src/kernels/cuda/launch.h. A launch runs the kernel immediately. emulated::Call returns
+// an error if a test wants this call of CUDA to fail.
 #pragma once
 #include <cstdint>
 
