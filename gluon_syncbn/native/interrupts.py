@@ -1,8 +1,8 @@
 """Signals: handlers that are called later, and waits that Ctrl-C ends.
 
-The exception of a handler would do harm in three ways. It could leave one context
-without the work for which another context waits. It could make two threads call MXNet
-at once, which crashes MXNet. It could end a trainer's step in the middle.
+A handler that raises an exception, like the handler of Ctrl-C, could end a trainer's
+step in the middle, or leave one context without the work for which another one waits.
+It could also make two threads call MXNet at once, which crashes MXNet.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class _LoopForward(ForwardOnDevices):
 
     def __init__(self, net):
         super().__init__(net)
-        # False after conversion, because a program may have a thread for each context.
+        # allow_plain_loop sets this to True, convert_sync_batchnorm does not.
         self.is_for_all_threads = False
         self._devices = {}  # {context: its Devices}
         count_scopes()

@@ -41,8 +41,8 @@ class SyncBatchNorm {
   // Returns true if a forward call uses the statistics of the batch, not the running ones.
   bool UsesBatch(bool training) const;
 
-  // Computes y = f((x - mean) / sqrt(var + epsilon) * gamma + beta). If it uses the statistics of
-  // the batch, they update the running ones, or the layer collects them.
+  // Computes y = f((x - mean) / sqrt(var + epsilon) * gamma + beta), where f is the activation.
+  // Statistics of the batch, if used, update the running ones, or the layer collects them.
   void Forward(bool training, const ForwardTensors& tensors);
 
   // Computes the gradients of the latest forward call. `saved` is its y if SavesOutput(), else
@@ -77,8 +77,8 @@ class SyncBatchNorm {
   int64_t ValidRows(const Layout& layout, const Tensor& rows) const;
   void KeepInputIfNeeded(const Layout& layout, const ForwardTensors& tensors, ForwardState* state);
 
-  // Reduces moments in forward, and adds sums in backward. Errors and comparisons of devices use
-  // the shape and the dtype of `x`.
+  // Reduces moments in forward, and adds sums in backward. It is an error if the dtype or
+  // the number of channels of `x` differs between devices.
   Numbers AllReduce(Phase phase, const Tensor& x, int64_t repeat, Numbers own, Ticket* ticket);
   // Ends all waits of other devices, and of ranks that may wait for this one, with this error.
   [[noreturn]] void Fail(const std::string& text);

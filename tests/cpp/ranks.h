@@ -71,7 +71,7 @@ class Rank : public syncbn::Table {
     Serve();
     return Table::IsOver(&lock, waiting, now);
   }
-  // Returns the text of the failure after the rank has this message, or an empty text.
+  // Makes the rank receive a message. Returns the text of its failure, or an empty text.
   std::string Handle(int from, const syncbn::Bytes& bytes) {
     network->Send(from, number, bytes);
     return Failure();

@@ -44,7 +44,7 @@ assert os.waitpid(child, 0)[1] == 0
 child = os.fork()
 if child == 0:
     import atexit
-    atexit._run_exitfuncs()  # sys.exit would wait for the parent's watchdog
+    atexit._run_exitfuncs()  # sys.exit would wait for a thread that only the parent has
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
 push_step()

@@ -91,7 +91,7 @@ class Nets:
         return [[value(p, k) for p in found] for k in range(len(self.devices))]
 
     def check(self, call):
-        """Check a call, which normalizes the "whole" batch, or each shard "alone"."""
+        """Check the outputs of a call of this kind, and the running statistics."""
         shards = self.devices.split(X)
         arrays = [shard.asnumpy() for shard in shards]
         for net in self.nets:
@@ -103,7 +103,7 @@ class Nets:
                     ys = self.devices.map(net, shards)
                 # MXNet's own layer updates its statistics in backward.
                 self.devices.map(lambda y: y.backward(), ys)
-            trains = call in ("whole", "alone")
+            trains = call in ("whole", "alone")  # else running statistics are used
             assert np.array_equal(before, self.statistics()) != trains
             if trains:
                 batches = [X] if call == "whole" else arrays
@@ -323,7 +323,7 @@ def test_statistics_that_layers_share(is_graph, mode):
 
 @pytest.mark.parametrize("normalization", ["null", "valid"])
 def test_a_gradient_that_is_divided_by_rows(normalization):
-    """MXNet's loss operator is found in a SymbolBlock and in a net without a graph."""
+    """A warning names SoftmaxOutput, in a SymbolBlock and in an imperative net."""
     options = {"normalization": normalization, "use_ignore": True}
 
     class Net(HybridBlock):
@@ -358,7 +358,7 @@ class Masked(HybridBlock):
 
 
 def test_a_graph_with_a_mask():
-    """Only a frozen graph with a mask is reverted, as BatchNorm accepts no mask."""
+    """Only a frozen graph, which uses no statistics of x, is reverted with a mask."""
     x, mask = mx.nd.array([[[1.0], [3.0], [999.0]]]), mx.nd.array([[1, 1, 0]])
     inputs = DATA, mx.sym.var("mask")
     net = SymbolBlock(Masked()(*inputs), inputs)

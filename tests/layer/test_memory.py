@@ -85,7 +85,7 @@ def result_of(program, steps, **options):
     "steps, variables",
     [(1000, {}), pytest.param(5000, RETURN_FREED_MEMORY, marks=pytest.mark.full)],
 )
-def test_steps_of_changing_shapes_do_not_grow(steps, variables):
+def test_memory_and_threads_do_not_grow_when_shapes_change(steps, variables):
     used = result_of(TRAIN, steps, timeout=270, **variables)
     (memory, threads), (later_memory, later_threads) = used
     assert later_memory - memory < 16 * 1024, used

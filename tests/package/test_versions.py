@@ -1,4 +1,4 @@
-"""Versions: the package's own, and the versions of MXNet that it accepts."""
+"""Errors and effects of `import gluon_syncbn`, and the version of the package."""
 
 import re
 

@@ -138,7 +138,7 @@ def results_of(program, contexts):
 def step_of(program, net, other, step, rows):
     x, label = array(X[:rows]), array([float(k >= rows // 2) for k in range(rows)])
     factor, kind = array([0.5]), program.inputs
-    own = [] if program.branches else [label]  # no gradient without a graph
+    own = [] if program.branches else [label]  # label.grad needs a graph of each shard
     variables = {"none": [], "last": own}.get(kind, [x, factor, *own])
     if kind == "last":
         x.attach_grad("null")

@@ -1,9 +1,9 @@
-"""Random programs of the layer agree with the oracle: 100 that are always the same.
+"""Random nets of SyncBatchNorm layers are trained and agree with a float64 oracle.
 
-Before each step the oracle is given the program's own parameters, statistics and
-gradients, so that each step is compared independently. hypothesis reduces a program
-that fails, and prints it. GLUON_SYNCBN_PROGRAMS=10000 runs 10000 programs, which
-differ each time.
+A program is a net and its steps. The oracle is given the net's own parameters,
+statistics and gradients before each step, so that each step is compared independently.
+hypothesis reduces a program that fails, and prints it. The 100 programs are always the
+same. GLUON_SYNCBN_PROGRAMS=10000 runs 10000 programs, which differ each time.
 """
 
 import os
@@ -21,7 +21,7 @@ from support import program_oracle as oracle
 from support.helpers import cpus, put, split_rows
 from support.programs import make_data, make_net, programs
 
-OLD = 0.5  # the inputs' gradients before a step; only "add" keeps it
+OLD = 0.5  # the inputs' gradients before a step, to which grad_req="add" adds
 MORE = int(os.environ.get("GLUON_SYNCBN_PROGRAMS", 0))
 
 
@@ -110,7 +110,7 @@ class Runner:
         whole = np.concatenate(shards, self._program.batch_axis)
         oracle.check(name, whole, expected, self._program.dtype)
 
-    def _check_gradients(self, xs, step, dx, elements, former):
+    def _check_gradients(self, xs, step, dx, terms_of_layers, former):
         """Compare gradients; `former` are the parameters' gradients before the step."""
         grad_req = self._program.x_grad_req
         if grad_req == "add":
@@ -119,15 +119,15 @@ class Runner:
         if grad_req != "null":
             self._check_whole("input gradient", [x.grad for x in xs], dx)
         for (number, name), results in self._gradients().items():
-            uses = elements[number][oracle.PARAMETERS.index(name)]
-            sums = [oracle.sums(self._program, use, step.rows) for use in uses]
+            terms_of_uses = terms_of_layers[number][oracle.PARAMETERS.index(name)]
+            sums = [oracle.sums(self._program, x, step.rows) for x in terms_of_uses]
             is_added = getattr(self._norms[number], name).grad_req == "add"
-            for k, (result, *terms) in enumerate(zip(results, *sums)):
+            for k, (result, *parts) in enumerate(zip(results, *sums)):
                 if is_added:
                     old = oracle.exact(former[number, name][k])
-                    terms = [old, *terms * step.backwards]
+                    parts = [old, *parts * step.backwards]
                 where = f"d{name} of layer {number} on cpu({k})"
-                oracle.check(where, result, oracle.total(terms, self._kind), self._kind)
+                oracle.check(where, result, oracle.total(parts, self._kind), self._kind)
 
 
 @pytest.mark.timeout(MORE + 300)

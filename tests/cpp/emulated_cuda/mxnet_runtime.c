@@ -1,6 +1,6 @@
-/* CUDA's runtime for mxnet-cu112, which calls the driver, for scripts/check_gpu_wheel.py. It does
-   not launch MXNet's kernels, so it works on GPUs for which the wheel has no kernels, and on GPUs
-   that driver.c emulates. New device memory contains NaN, which remains where MXNet's
+/* A libcudart that calls CUDA's driver. scripts/check_gpu_wheel.py runs MXNet's wheel for GPUs with
+   it. MXNet's kernels are not launched, so it works on GPUs for which the wheel has no kernels, and
+   on GPUs that driver.c emulates. New device memory contains NaN, which remains where MXNet's
    kernels would have written. */
 #include <stdlib.h>
 #include <string.h>
@@ -36,7 +36,7 @@ int cuEventRecord(void* event, void* stream);
 int cudaDriverGetVersion(int* version) { return cuDriverGetVersion(version); }
 int cudaGetDeviceCount(int* count) { return cuInit(0) ?: cuDeviceGetCount(count); }
 
-/* MXNet and our library's own runtime share the primary context. */
+/* MXNet and gluon_syncbn, which has a CUDA runtime of its own, share the primary context. */
 int cudaSetDevice(int device) {
   void* context;
   return cuInit(0) ?: cuDevicePrimaryCtxRetain(&context, device) ?: cuCtxSetCurrent(context);
@@ -52,7 +52,7 @@ int cudaDeviceSynchronize(void) { return Enter() ?: cuCtxSynchronize(); }
 int cudaDeviceGetAttribute(int* value, int attribute, int device) {
   return cuInit(0) ?: cuDeviceGetAttribute(value, attribute, device);
 }
-/* MXNet does not read the properties in these tests. */
+/* MXNet does not read the properties in the script's tests. */
 int cudaGetDeviceProperties(void* properties, int device) {
   memset(properties, 0, 512);
   return 0;
@@ -60,7 +60,7 @@ int cudaGetDeviceProperties(void* properties, int device) {
 /* MXNet must treat the memories of GPUs as separate. */
 int cudaDeviceCanAccessPeer(int* can, int device, int peer) { return *can = 0; }
 
-/* This function waits for the NaNs, because our streams do not wait for the default stream. */
+/* Waits for the NaNs, because gluon_syncbn's streams do not wait for the default stream. */
 int cudaMalloc(void** memory, size_t bytes) {
   return Enter() ?: cuMemAlloc_v2(memory, bytes) ?: cuMemsetD8_v2(*memory, 0xff, bytes)
       ?: cuCtxSynchronize();
@@ -74,7 +74,7 @@ int cudaMemGetInfo(size_t* free_bytes, size_t* total) {
   return Enter() ?: cuMemGetInfo_v2(free_bytes, total);
 }
 
-/* An address identifies memory, so `kind` and the numbers of devices are not needed. */
+/* An address identifies memory, so `kind`, `to_device` and `from_device` are not needed. */
 int cudaMemcpy(void* to, const void* from, size_t bytes, int kind) {
   return Enter() ?: cuMemcpy(to, from, bytes);
 }
