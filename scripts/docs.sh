@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Set up .venv, build the documentation in docs/_build/html and check its links. Then run the code
-# of pages (test_docs.py) and docstrings, and the notebook. Arguments go to sphinx-build.
+# Set up .venv, build the documentation in docs/_build/html and check its cross-references. Then
+# run the code of pages and docstrings, and the notebook. Arguments go to sphinx-build.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 . scripts/environment.sh

@@ -73,7 +73,7 @@ def allgather(value: Any, name: str, timeout: float | None = None) -> list:
 def collectives(
     name: str, timeout: float | None = None, memory: Any = None
 ) -> Iterator[list]:
-    """Wait for the requests of MPI that the ``with`` block appends to the list.
+    """Yield a list; wait for MPI's requests that the ``with`` block appends to it.
 
     Raise MXNetError if another rank has failed, or if the requests are not done within
     the timeout. After any error all ranks fail, and `memory`, which MPI may still use,
@@ -85,7 +85,7 @@ def collectives(
     try:
         yield requests
         begin = time.monotonic()
-        # A trainer's step defers Ctrl-C, but a wait for other ranks may last long.
+        # Ctrl-C cannot end this wait in its first _DEFERRING seconds.
         with DeferredSignals() as section:
             while not MPI.Request.Testall(requests):  # Testall also lets MPI proceed
                 waited = time.monotonic() - begin
@@ -246,9 +246,9 @@ def check_replicas(net: mx.gluon.Block) -> None:
     """Check that all devices and processes have identical parameters.
 
     Parameters and running statistics are compared bit by bit. All processes must call
-    this function, which waits for pending work. Parameters are identical if every
-    device applies the same gradients. Running statistics are identical only if each
-    layer is synchronized over all devices and processes.
+    this function, which waits for pending work. Identical parameters remain identical
+    if every device applies the same gradients. Running statistics are identical only if
+    each layer is synchronized over all devices and processes.
 
     Parameters
     ----------

@@ -85,7 +85,7 @@ def convert_sync_batchnorm(
         If the net has no batch normalization. Another warning lists what cannot be
         converted: a subclass that defines methods; a node of a SymbolBlock if the graph
         reads its mean or variance, or computes its parameters; and running statistics
-        of a block that calls F.BatchNorm, or a layer that is not its child.
+        that belong to no layer of the net, as in a block that calls F.BatchNorm.
 
     Notes
     -----
@@ -136,7 +136,7 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
     found = _norms_to_change(net)
     norms = [n for n in found if isinstance(n.layer, (SyncBatchNorm, CONTRIB))]
     norms = [norm for norm in norms if not finding.own_methods(norm.layer)]
-    # A frozen node is MXNet's operator, and its mask is applied outside of it.
+    # A frozen node is already MXNet's BatchNorm, and other nodes apply its mask.
     masked = [norm.name for norm in norms if norm.is_masked and not norm.is_frozen()]
     if masked:
         raise ValueError(
@@ -284,11 +284,11 @@ def _convert_layer(norm, settings):
     """Convert a layer; return True if graphs with the layer must be remade."""
     layer = norm.layer
     _set_fixed_gamma(layer)
-    settings = settings._replace(**_activation_of(layer))
+    settings = settings._replace(**_kept_settings(layer))
     if isinstance(layer, SyncBatchNorm):
         sync = layer._sync
-        # The block that a node was exported from may still use `sync`. A layer of
-        # MXNet 2 may get the name of its path. Both cases need another `sync`.
+        # A SymbolBlock's layer gets another `sync`, because the block that it was
+        # exported from may use the old one. A new name also needs another `sync`.
         if norm.block is None and sync.name == norm.name:
             sync.settings = settings
             sync.update(layer.contexts(), settings_of(layer), restarts=True)
@@ -304,7 +304,7 @@ def _convert_layer(norm, settings):
     return True
 
 
-def _activation_of(layer):
+def _kept_settings(layer):
     if isinstance(layer, SyncBatchNorm):
         settings = layer._sync.settings
     elif isinstance(layer, ActivatedBatchNorm):

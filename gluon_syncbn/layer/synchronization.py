@@ -108,7 +108,6 @@ class Synchronization:
         self.name, self.settings = name, settings
         self.original = original  # the class that reverting restores
         self._is_isolated = False
-        # The layer's latest call or trace sets these attributes.
         self.contexts: list = []
         self.norm_settings: dict = {}  # the settings of a BatchNorm
         self.parameters: Any = weakref.WeakSet()
@@ -140,7 +139,8 @@ class Synchronization:
     ) -> None:
         """Pass all options to native code if one of them has changed.
 
-        Then `restarts` also restarts the numbering of calls, and none may be pending.
+        If `restarts`, native code also restarts the numbering of calls. The caller must
+        have waited for all calls.
         """
         self.contexts, self.norm_settings = list(contexts), dict(norm_settings)
         settings = self.settings
@@ -194,8 +194,8 @@ class Synchronization:
         parameters, self.parameters = self.parameters, weakref.WeakSet()
         steps.release_trainers(parameters)
 
-    def is_alone(self) -> bool:
-        """Return True if no other process is connected, unless `group` is "process"."""
+    def lacks_processes(self) -> bool:
+        """Return True if `group` is not "process" and no other process is connected."""
         return world().size == 1 and self.settings.group != "process"
 
     def is_connected(self) -> bool:

@@ -57,7 +57,7 @@ def update_on_devices(trainer: mx.gluon.Trainer) -> None:
     is_parallel = any(map(is_replicated, trainer._params))
     if not is_parallel or not is_local or trainer._contains_sparse_weight:
         return
-    # A kvstore would update its own copies of weights that the program has changed.
+    # A kvstore updates its own weights, and would lose what the program changes.
     trainer._kvstore_params["update_on_kvstore"] = False
     if trainer._update_on_kvstore:
         states = trainer._kvstore._updater.get_states()
@@ -89,7 +89,7 @@ def reduced_once(trainer: mx.gluon.Trainer) -> Iterator[None]:
 def updated_once(trainer: mx.gluon.Trainer) -> Iterator[None]:
     """Update a parallel net's parameters on the first device, then copy them."""
     parallel = [p for p in trainer._params if is_replicated(p) and gradients_of(p)]
-    for kind in "_grad", "_data":  # copies what the program wrote to one array
+    for kind in "_grad", "_data":  # copies the program's changes to all devices
         collect_lent(parallel, kind)
     # An optimizer that draws random numbers would update each device differently.
     with _one_replica_each(trainer, parallel):
@@ -135,7 +135,7 @@ class _OneReplica:
 
 def when_trainer_is_set(parameter: mx.gluon.Parameter, act: Callable) -> None:
     """Call `act` with the parameter's trainer, and with each later one."""
-    # A deep copy of a partial refers to the copied parameter.
+    # A deep copy of a closure would refer to the original parameter.
     parameter._set_trainer = partial(_set_trainer, parameter, act)
     trainer = trainer_of(parameter)
     if trainer is not None:

@@ -23,7 +23,7 @@ from .library import load
 
 _VARIABLE = "GLUON_SYNCBN_TIMEOUT"
 latest_recovery = 0, 0, ""  # its number (0 before the first), thread and reason
-contexts_of_recorded_calls = set()  # see `_finish_work`
+contexts_of_recorded_calls = set()  # parallel/recorded_call.py adds them
 
 
 class Here(threading.local):
@@ -33,7 +33,7 @@ class Here(threading.local):
     recovery = -1  # the number of recoveries when `raise_pending` last ran
     was_cancelled = False  # True if another thread cancelled this thread's work
 
-    def __reduce__(self) -> str:  # a deep copy of a parameter refers to this object
+    def __reduce__(self) -> str:  # a deep copy of `here` is `here` itself
         return "here"
 
 
@@ -227,9 +227,9 @@ def _finish_work():
     load().gluon_syncbn_set_locator(None)
     give_up("the Python interpreter exits")
     # waitall does not wait until MXNet has deleted an operator that it skipped after an
-    # error. If the operator belongs to the graph of a recorded call, MXNet may call
-    # Python to free the call, and the process aborts if the interpreter ends meanwhile.
-    # A context's thread deletes an operator before it runs the next one.
+    # error. The deletion may call Python to free a RecordedCall, which would abort the
+    # process while the interpreter ends. MXNet deletes the operator before it runs the
+    # context's next operator, which is `zeros` here.
     for context in contexts_of_recorded_calls:
         mx.nd.zeros((1,), ctx=context).wait_to_read()
 
@@ -237,7 +237,7 @@ def _finish_work():
 @lru_cache(maxsize=None)
 def watch_process() -> None:
     """Register handlers of forks, of the process's exit and of Ctrl-C."""
-    # ctypes releases the GIL, so other threads can queue work that a layer waits for.
+    # Other threads can run during this wait, because ctypes releases the GIL.
     os.register_at_fork(before=load().gluon_syncbn_wait_before_fork)
     # MXNet's own exit handler runs after this one. It stops the threads of custom
     # operators, then waits for all work, so it would wait for our operators forever.
@@ -270,7 +270,7 @@ def warn(text: str) -> None:
 @ctypes.CFUNCTYPE(None)
 def _locate():
     """Report to native code which line of the user's program each thread executes."""
-    with suppress(BaseException):  # the timeout's error is raised without these lines
+    with suppress(BaseException):  # after an error nothing is reported
         frames, main = sys._current_frames(), threading.main_thread()  # noqa: SLF001
         lines = ""
         for thread in threading.enumerate():

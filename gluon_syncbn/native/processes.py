@@ -77,7 +77,7 @@ def init(timeout: float | None = None) -> None:
     Every :class:`gluon_syncbn.SyncBatchNorm` then synchronizes with the layer of the
     same name in all other processes, or in the processes of its `group`. Every process
     must call this function. Further calls do nothing. mpi4py initializes MPI, unless
-    Horovod has, and finalizes MPI when the program ends.
+    Horovod has done so, and finalizes MPI when the program ends.
 
     Parameters
     ----------
@@ -91,10 +91,10 @@ def init(timeout: float | None = None) -> None:
     ------
     RuntimeError
         If mpi4py is missing; if gluon_syncbn was built without MPI, or with another MPI
-        than mpi4py; if MPI was initialized without ``MPI_THREAD_MULTIPLE``; if MPI
-        started with 1 process, but the launcher's environment has a larger number; if
-        not all processes call it within the timeout, after which you may call it again;
-        or after :func:`shutdown`.
+        than mpi4py; if MPI was initialized without ``MPI_THREAD_MULTIPLE`` or was
+        finalized; if MPI started with 1 process, but the launcher's environment has a
+        larger number; if not all processes call it within the timeout, after which you
+        may call it again; or after :func:`shutdown`.
     ValueError
         If `timeout` is not a positive number.
 

@@ -122,7 +122,7 @@ def _await_gradients(trainer):
 def _warn_of_unconnected_layers(trainer):
     """Warn if workers normalize alone, because a kvstore sums only gradients."""
     workers = trainers.workers_of(trainer)
-    alone = [layer.name for layer in _layers_of(trainer) if layer.is_alone()]
+    alone = [layer.name for layer in _layers_of(trainer) if layer.lacks_processes()]
     if workers > 1 and alone:
         warn(
             f"the trainer's kvstore has {workers} workers, but SyncBatchNorm "

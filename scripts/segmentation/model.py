@@ -20,14 +20,15 @@ CURVES = "train_loss", "val_loss", "pixel_accuracy", "mean_iou"
 
 
 def exit_code(work):
-    """Run `work()`; return 0, 2 for a user's mistake, or 130 for an interrupt."""
+    """Run `work()`, print an error that it raises, and return the exit code."""
     try:
         work()
-    except (UserError, OSError) as error:  # such as a full disk
+    except (UserError, OSError) as error:  # a full disk is an OSError
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted: --resume starts from the saved epoch", file=sys.stderr)
+        advice = "train_segmentation.py --resume continues a run"
+        print(f"interrupted: {advice}", file=sys.stderr)
         return 130
     return 0
 
@@ -56,7 +57,7 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"On the command line, {message} (see --help).")
 
     def settings(self, options):
-        """Parse a list of options, check their bounds, and return a Namespace."""
+        """Parse a list of options, check their bounds, and return the settings."""
         values = vars(self.parse_args(options))
         least = dict(num_devices=1, crop_size=32, lr=1e-9, epochs=1, seed=0, images=0)
         for name, bound in {**least, "batch_size": distributed.size()}.items():
@@ -65,7 +66,7 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"{text}, got {values[name]}")
         if values["crop_size"] % 32:
             self.error(f"crop_size must be a multiple of 32, got {values['crop_size']}")
-        names = vars(Parser().parse_args([]))  # a script may add options
+        names = vars(Parser().parse_args([]))  # excludes options that scripts add
         return argparse.Namespace(**{name: values[name] for name in names})
 
 
@@ -121,7 +122,7 @@ class Momentum(mx.optimizer.SGD):
         momentum = super().create_state(index, weight)
         if self.restored:
             self.restored[str(index)].copyto(momentum)
-        self.momenta = {**self.momenta, str(index): momentum}  # all devices' are equal
+        self.momenta = {**self.momenta, str(index): momentum}
         return momentum
 
 
@@ -141,7 +142,7 @@ class Engine:
         self.trainer = distributed.Trainer(net, self.optimizer)
 
     def train_epoch(self, batches, epoch):
-        """Train for one epoch; return the mean loss per labelled pixel."""
+        """Train for one epoch; return the loss of all outputs per labelled pixel."""
         devices, sums = self.parallel.devices, np.zeros(2)
         first = 1000 * (self.args.seed + epoch) + len(devices) * distributed.rank()
         dropout_seeds = [first + k for k in range(len(devices))]
@@ -155,7 +156,7 @@ class Engine:
             sums += loss.asscalar(), labelled
         # MXNet's engine is unaware that static_shape graphs write statistics.
         mx.nd.waitall()
-        if self.args.norm == "bn":  # a file holds the statistics of one device
+        if self.args.norm == "bn":  # only the first device's statistics are saved
             for parameter in self.net.collect_params(".*running.*").values():
                 parameter.set_data(parameter.list_data()[0])
         return float(np.divide(*summed(sums)))

@@ -37,7 +37,7 @@ void AwaitReader() {
   }
 }
 
-// MPI_Finalize calls this function before it waits for all ranks, because a rank may hang.
+// Ends all ranks if a rank hangs. MPI_Finalize calls this function before it waits for all ranks.
 int CallClosing(MPI_Comm, int, void* closing, void*) noexcept {
   bool all_end = false;
   CatchAll([&] { all_end = (*static_cast<std::function<bool()>*>(closing))(); });

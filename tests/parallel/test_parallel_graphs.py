@@ -51,7 +51,7 @@ def test_calls_of_two_scopes(devices):
     assert weight_gradient(net) == 3 and other.grad.asnumpy() == 3
 
 
-@gluon_1_only("parameters are dense")
+@gluon_1_only("all parameters of Gluon 2 are dense")
 def test_sparse_parameters(devices):
     """One of the parameters is not used."""
     net, other = nn.Sequential(), one_weight(devices.contexts)
@@ -88,7 +88,7 @@ def test_autograd_grad_is_refused(devices):
 
 
 class Token:
-    """An argument that a weak reference can find."""
+    """An argument of a net. Tests count the tokens that exist."""
 
 
 @pytest.mark.parametrize("way", ["parallel", "from an input", "plain loop"])
@@ -111,7 +111,7 @@ def test_graphs_are_freed(way):
         counts.append(len(tokens))
 
     gc.disable()
-    for _ in range(3):  # only the last one has a backward
+    for _ in range(3):  # only the last graph has a backward
         token = Token()
         tokens.add(token)
         with autograd.record():
@@ -218,7 +218,7 @@ def test_numpy_semantics(is_variable, devices):
 # ---- Limits.
 
 
-@gluon_1_only("Block.name")
+@gluon_1_only("blocks of Gluon 2 have no names")
 @pytest.mark.parametrize(
     "loss",
     [
@@ -238,7 +238,7 @@ def test_loss_that_reads_what_a_device_has_kept(loss):
         total.backward()
 
 
-@gluon_1_only("Block.name")
+@gluon_1_only("blocks of Gluon 2 have no names")
 @pytest.mark.parametrize("way", ["variable", "parameter"])
 def test_net_that_reads_a_variable_that_is_no_argument(way):
     delta = array([[1.0, 1]])
@@ -269,9 +269,9 @@ def test_net_that_reads_a_variable_that_is_no_argument(way):
         lambda F, h: F.transpose(F.expand_dims(h, axis=0), axes=(2, 1, 0)),
     ],
 )
-def test_result_whose_length_is_that_of_the_rows_by_chance(function, rows):
+def test_output_whose_first_axis_is_not_the_rows(function, rows):
     net = started(Net(dense(), function=function), cpus(2))
-    words = rf"must have {-(-rows // 2)} rows|for {rows // 2} on each|on cpu\(1\)"
+    words = rf"must have {-(-rows // 2)} rows|for {rows // 2} rows? on each|on cpu\(1\)"
     with pytest.raises(ValueError, match=words):
         with autograd.record():
             net(array(X[:rows]))

@@ -13,7 +13,7 @@ inline std::vector<const void*>& Kernels() {
   return kernels;
 }
 
-// Lists a kernel that Launch uses, when the library is loaded.
+// Adds each kernel that Launch can launch to Kernels(), when the library is loaded.
 template <auto kKernel>
 inline const void* const kListed = Kernels().emplace_back(reinterpret_cast<const void*>(kKernel));
 

@@ -51,7 +51,7 @@ void Map(const ElementwisePass& pass, Stream stream) {
     Launch<MapKernel<T, decltype(width)::value, decltype(channels)::value, Formula<T>>>(
         Formula<T>::kName, cut.tiles * cut.splits, kThreads, stream, cut, pass);
   };
-  WithKernel(pass, {pass.in, pass.dy, pass.out}, launch);
+  WithDType(pass, {pass.in, pass.dy, pass.out}, launch);
 }
 
 // ---- the second pass of forward: y = f(z), z = (x - mean) * scale + offset ----------------------

@@ -154,7 +154,7 @@ void Reduce(const ReductionPass& pass, void* workspace, Stream stream) {
     Launch<ReduceKernel<T, decltype(width)::value, decltype(channels)::value, Terms<T>>>(
         Terms<T>::kName, cut.tiles * cut.splits, kThreads, stream, cut, pass, scratch);
   };
-  WithKernel(pass, {pass.in, pass.dy}, launch);
+  WithDType(pass, {pass.in, pass.dy}, launch);
 }
 
 // ---- the first pass of forward: mean and m2 = sum((x - mean)^2) --------------------------------

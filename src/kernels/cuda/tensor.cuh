@@ -91,7 +91,7 @@ struct FusedActivation {
   __device__ explicit FusedActivation(const PassInput& pass)
       : variant(VariantOf(pass)), slopes(MakeSlopes<A>(pass.activation.slope)) {}
 
-  // Returns `to_z` for Unwind (activation.inl). Only kLeakyOfX needs more than its center.
+  // Returns `to_z` for Unwind (activation.inl). Only kLeakyOfX reads its scale and its offset.
   __device__ Affine<A> ToUnwind(const PassInput& pass, int64_t c) const {
     if (variant != kLeakyOfX) return {static_cast<A>(CenterOf(pass)[c]), 0, 0};
     return MakeAffine<A>(pass.mean[c], pass.scale[c], pass.offset[c]);
@@ -101,8 +101,7 @@ struct FusedActivation {
 // Calls run(element, width, channels, cut) with a T, two integral constants that are the numbers of
 // elements and of channels in a vector, and the cut of a pass that accesses `tensors`.
 template <typename T, typename Run>
-void WithElement(const PassInput& pass, std::initializer_list<const void*> tensors,
-                 const Run& run) {
+void WithWidth(const PassInput& pass, std::initializer_list<const void*> tensors, const Run& run) {
   const bool aligned = std::all_of(tensors.begin(), tensors.end(), [](const void* tensor) {
     return reinterpret_cast<uintptr_t>(tensor) % kVectorBytes == 0;
   });
@@ -115,11 +114,11 @@ void WithElement(const PassInput& pass, std::initializer_list<const void*> tenso
 }
 
 template <typename Run>
-void WithKernel(const PassInput& pass, std::initializer_list<const void*> tensors, const Run& run) {
+void WithDType(const PassInput& pass, std::initializer_list<const void*> tensors, const Run& run) {
   switch (pass.dtype) {
-    case DType::kFloat32: return WithElement<float>(pass, tensors, run);
-    case DType::kFloat64: return WithElement<double>(pass, tensors, run);
-    case DType::kFloat16: return WithElement<__half>(pass, tensors, run);
+    case DType::kFloat32: return WithWidth<float>(pass, tensors, run);
+    case DType::kFloat64: return WithWidth<double>(pass, tensors, run);
+    case DType::kFloat16: return WithWidth<__half>(pass, tensors, run);
   }
 }
 
