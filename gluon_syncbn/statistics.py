@@ -61,20 +61,20 @@ def recompute_statistics(
         (``use_global_stats``) and layers that `net` does not call keep their
         statistics.
     batches : iterable
-        Each batch is an array, or a tuple or list that begins with the inputs of `net`;
-        later elements such as labels are ignored. A SyncBatchNorm, or a Sequential that
-        begins with one, gets x but no mask. Arrays are NumPy's or MXNet's, on any
-        context. If `net` is on several contexts, each batch is split over them. All
-        processes call this function with equally many batches. A layer
-        with ``nonfinite="skip"`` ignores batches whose moments are not finite.
+        Each batch is an array, an ``mx.io.DataBatch``, or a tuple or list that begins
+        with the inputs of `net`. Later elements of a tuple or list, such as labels, are
+        ignored. So are masks if `net` is a SyncBatchNorm, or a Sequential that begins
+        with one. Arrays are NumPy's or MXNet's, on any context. If `net` is on several
+        contexts, each batch is split over them. Processes need equally many batches. A
+        layer with ``nonfinite="skip"`` ignores batches whose moments are not finite.
     steps : int or None, default None
         Maximum number of batches. By default all batches are used.
 
     Raises
     ------
-    ValueError
-        If `batches` is empty, no layer is called, a result is not finite, or the
-        processes have different numbers of batches.
+    TypeError, ValueError
+        If an argument or a batch is wrong, `batches` is empty, no layer is called, a
+        result is not finite, or the processes have different numbers of batches.
     RuntimeError
         If `net` is not initialized.
     mxnet.MXNetError
@@ -180,7 +180,7 @@ def _split(net, batch, contexts, axis):
     leaves = flatten(batch)
     if len(contexts) > 1:
         return Shards.split(batch, leaves, contexts, axis)
-    # One device accepts inputs of any type, and any number of rows except 0.
+    # One device accepts inputs of any type, but no empty arrays.
     leaves = [_copy_to(leaf, contexts[0]) for leaf in leaves]
     return Shards.as_is(rebuild(list(batch), iter(leaves)), *contexts)
 
@@ -190,9 +190,9 @@ def _copy_to(leaf, context):
         return leaf
     check_array(leaf)
     if 0 in leaf.shape:
-        raise ValueError(f"a batch must have at least 1 row, got shape {leaf.shape}")
-    is_here = isinstance(leaf, mx.nd.NDArray)
-    return to_context(leaf, context) if is_here else array_of(leaf, context)
+        raise ValueError(f"arrays of a batch must not be empty, got shape {leaf.shape}")
+    is_mxnets = isinstance(leaf, mx.nd.NDArray)
+    return to_context(leaf, context) if is_mxnets else array_of(leaf, context)
 
 
 def _call(net, shards, devices, layers):

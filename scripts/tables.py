@@ -55,7 +55,7 @@ def versions():
 
 
 def layer(name="benchmark_layer.json"):
-    """Return a table of a layer's milliseconds by its neighbours (`place`)."""
+    """Return a table of milliseconds. `place` names the blocks around the layer."""
     heads = ["contexts", "neighbours", "mode", "gluon_syncbn"]
     heads += ["`nn.BatchNorm` (unsynchronized)", "contrib `SyncBatchNorm`"]
     keys = "contexts", "place", "mode"

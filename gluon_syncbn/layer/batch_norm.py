@@ -40,7 +40,7 @@ class SyncBatchNorm(nn.BatchNorm):
         Number of channels. 0 means the number in the first input.
     num_devices : int or None, default None
         Number of contexts that have a shard of each batch. None means all contexts of
-        the layer; a hybridized net keeps the contexts of its latest trace.
+        the layer. If they change, call ``hybridize`` again on a hybridized net.
     momentum : float, default 0.9
         Weight of the old running value:
         ``running = momentum * running + (1 - momentum) * batch``. (PyTorch's momentum
@@ -61,8 +61,8 @@ class SyncBatchNorm(nn.BatchNorm):
     axis : int, default 1
         Axis of the channels, -5 to 4. Negative values count from the last axis.
     unbiased_running_var : bool, default False
-        Whether the running variance has the divisor count - 1, as in cuDNN's BatchNorm,
-        instead of count, as in MXNet's. The normalization always uses count.
+        Whether the running variance is unbiased, as in cuDNN's BatchNorm. Otherwise it
+        is biased, as in MXNet's. The normalization always uses the biased variance.
     timeout : float or None, default None
         Seconds for which a device waits for the other devices; ``inf`` means no limit.
         None means :func:`gluon_syncbn.get_timeout`.
@@ -85,11 +85,10 @@ class SyncBatchNorm(nn.BatchNorm):
         Factor of negative values for "leaky_relu". None means 0.01.
     nonfinite : "propagate", "skip" or "raise", default "propagate"
         What a training batch does to the running statistics if its mean or variance is
-        not finite in their dtype. (In float32 the square of 1.9e19 is not.) The output
-        is not modified.
+        not finite in their dtype.
 
         * "propagate": they become non-finite, as in BatchNorm.
-        * "skip": they do not change.
+        * "skip": they do not change. The output is the same as with "propagate".
         * "raise": the next wait raises MXNetError, which names the layer, device and
           channel.
     **kwargs
@@ -358,7 +357,7 @@ class _MaskedElements:
     def __init__(self, F: Any, x: Any, mask: Any, axis: int) -> None:
         self._F, self._axis = F, axis
         mask = F.cast(F.BlockGrad(mask), dtype="float32")
-        # The sum makes MXNet check the shapes, also in a graph.
+        # Adding zeros of x's shape makes MXNet check the mask's shape, also in a graph.
         channel = F.slice_axis(F.BlockGrad(x), axis=axis, begin=0, end=1)
         channel = F.cast(F.zeros_like(channel), dtype="float32")
         mask = F.elemwise_add(F.expand_dims(mask, axis=axis), channel, name="mask")
@@ -369,24 +368,24 @@ class _MaskedElements:
     def matrix(self) -> Any:
         """Return the elements of the data, the valid ones first."""
         elements = self._F.reshape(self._channels_last, shape=(-1, 0), reverse=True)
-        return self._F.take(self._without_padding(elements), self._order)
+        return self._F.take(self._zero_out_padding(elements), self._order)
 
     def count(self, matrix: Any) -> Any:
         """Return the number of valid elements, repeated for each channel."""
         F = self._F
         count = F.sum(F.cast(self._is_valid, dtype="float64"), axis=0, keepdims=True)
-        # The shape of gamma may be unknown before the first call.
-        channels = F.reshape(F.slice_axis(matrix, axis=0, begin=0, end=1), shape=(-1,))
-        return F.broadcast_like(count, F.cast(F.BlockGrad(channels), dtype="float64"))
+        # The result has the length of a row. The shape of gamma may be unknown.
+        row = F.reshape(F.slice_axis(matrix, axis=0, begin=0, end=1), shape=(-1,))
+        return F.broadcast_like(count, F.cast(F.BlockGrad(row), dtype="float64"))
 
     def put_back(self, matrix: Any) -> Any:
         """Return a matrix's elements in the shape of the data, with 0 for padding."""
         F = self._F
         elements = F.contrib.index_copy(F.zeros_like(matrix), self._order, matrix)
-        y = F.reshape_like(self._without_padding(elements), self._channels_last)
+        y = F.reshape_like(self._zero_out_padding(elements), self._channels_last)
         return self._swapped(y)
 
-    def _without_padding(self, elements):
+    def _zero_out_padding(self, elements):
         """Replace padding, and its gradients, by zeros."""
         return self._F.where(self._is_valid, elements, self._F.zeros_like(elements))
 

@@ -76,7 +76,7 @@ def rewrite(symbol: Any, replace: Callable[[int, dict], Any]) -> Any:
 
 
 def from_nodes(symbol: Any, graph: dict, nodes: list, heads: list) -> Any:
-    """Return a symbol of the class of `symbol`; `graph`, its JSON form, is changed."""
+    """Replace nodes and heads in `graph`; return it as a symbol of `symbol`'s class."""
     graph.update(nodes=nodes, heads=heads)
     graph["arg_nodes"] = [k for k, node in enumerate(nodes) if node["op"] == "null"]
     graph.pop("node_row_ptr", None)  # MXNet computes it
@@ -168,7 +168,7 @@ def symbols_of(arrays: Iterable) -> list[Any]:
 
 _owned: dict = {}  # {number: [MXNet's list of callbacks, object]}
 _numbers = itertools.count(1)
-# A Python function could be interrupted by a signal's handler, and drop no object.
+# No signal's handler can interrupt this built-in method, unlike a Python function.
 _disown = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_owned.__delitem__)
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_disown))  # graphs may outlive this module
 
@@ -240,10 +240,9 @@ def install_backward(backward: Callable[[BackwardCall], None]) -> None:
     """Call `backward` in place of MXNet's function, except in `differentiate`."""
 
     def replacement(*arguments):
-        # A flag that `differentiate` sets could stay set if a signal interrupts it.
+        # `differentiate` sets no flag, because a flag could stay set after a signal.
         caller = sys._getframe(1).f_back
-        is_own = caller is not None and caller.f_code is differentiate.__code__
-        if is_own:
+        if caller is not None and caller.f_code is differentiate.__code__:
             return _mxnet_differentiate(*arguments)
         backward(BackwardCall(arguments))
         return 0
@@ -269,10 +268,11 @@ def differentiate(
 def drop(heads: Sequence) -> None:
     """Free the graphs behind some heads without running their backward.
 
-    MXNet frees the graphs of all heads of a backward. This backward has an additional
-    head, and computes the gradient of its variable only. No other operator runs.
+    A backward frees the graphs of all its heads. `drop` adds a head that depends on
+    another variable, and asks for the gradient of this variable only. So no operator
+    of the dropped graphs runs.
     """
-    # MXNet would detach a variable without a gradient.
+    # The variable is reused. MXNet forgets a variable with "null" after a backward.
     variable = _marked("write", heads[0].context)
     was_recording = autograd.set_recording(True)
     try:

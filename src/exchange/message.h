@@ -12,7 +12,7 @@
 namespace syncbn {
 
 enum class MessageKind : int32_t {
-  kPart,    // key, signature, ranks and numbers of the sender's subtree, sent to its parent rank
+  kPart,    // key, signature, ranks, and the numbers of the sender's subtree; sent to its parent
   kResult,  // key and the reduced numbers, sent to a child rank
   kFail,    // the text of the sender's failure, sent to all ranks
   kLeave,   // the sender's last message, sent to all ranks
@@ -22,15 +22,16 @@ struct Message {
   MessageKind kind = MessageKind::kPart;
   Key key{};
   Signature signature{};
-  std::vector<int> ranks{};  // empty for all
+  std::vector<int> ranks{};  // the ranks that synchronize; empty for all ranks
   Numbers numbers{};
   std::string text{};
 };
 
 Bytes Encode(const Message& message);
 
-// Returns the message of rank `from` to rank `rank`, of `size`. Empty `ranks` of a kPart become all
-// ranks. Throws Error if Encode cannot have made the bytes, or if a kPart is not from a child.
+// Decodes a message from rank `from` to rank `rank`. There are `size` ranks. If the `ranks` of a
+// kPart are empty, they become all ranks. Throws Error if Encode cannot have made the bytes, or if
+// a kPart is not from a child.
 Message Decode(const Bytes& bytes, int from, int rank, int size);
 
 // Throws Error if the exchange already has a part of rank `from` or has sent a part to the parent.

@@ -38,17 +38,16 @@ class Pause {
 
   void Restart() { start_ = Clock::now(); }
 
-  // Releases the mutex for one pause. The pause ends early when `over` becomes true and `changed`
-  // is notified, or at the deadline if that is in the future. If the pause ends more than a second
-  // late, the process was stopped (Ctrl-Z, a debugger, a suspended job). Then returns how long it
-  // was stopped, and the caller extends its deadline by that time.
+  // Releases the mutex for one pause, which `over` or a notification of `changed` may end early.
+  // Returns 0, or how long the process was stopped (Ctrl-Z, a debugger, a suspended job) if the
+  // pause ends more than a second late. The caller can extend its deadline by this time.
   Duration operator()(std::unique_lock<std::mutex>* lock, const std::atomic<bool>& over,
                       std::condition_variable* changed, Time deadline) {
     const Time now = Clock::now();
     const Duration waited = now - start_;
     if (waited < (carries_ ? Duration(kAwakeForMessages) : Duration(kAwake))) {
       lock->unlock();
-      std::this_thread::yield();  // a thread that has not arrived may need this processor
+      std::this_thread::yield();  // another device's thread may need this processor
       while (!carries_ && !over && Clock::now() < start_ + kAwake) std::this_thread::yield();
       lock->lock();
       return {};
@@ -72,7 +71,8 @@ class Pause {
     prctl(PR_SET_TIMERSLACK, 1);
   }
 
-  // Devices that arrive together, or processes of one machine, usually wait less and never sleep.
+  // Threads that call a layer at the same time usually wait for less than kAwake, and processes of
+  // one machine for less than kAwakeForMessages, so they do not sleep.
   static constexpr std::chrono::microseconds kAwake{50}, kAwakeForMessages{200};
   static constexpr std::chrono::seconds kSleep{1};
   static constexpr std::chrono::microseconds kSleepForMessages{500};

@@ -77,7 +77,7 @@ class NDArray {
 
   NDArrayHandle Handle() const { return handle_.get(); }
 
-  // View neither waits for data nor checks the dtype, so the array must be an operator's argument.
+  // The array must be an argument of a running operator, because View does not wait for its data.
   Tensor View() const {
     Tensor tensor;
     int ndim = 0, dtype = 0;
@@ -109,8 +109,8 @@ int Callback(const Body& body) {
   return 1;
 }
 
-// Makes the operator that has the argument `array` fail with an MXNetError. Blocks until operators
-// that failed before have completed.
+// Makes the operator that has the argument `array` fail with an MXNetError. Blocks until MXNet has
+// taken the errors of earlier calls, see engine.cc.
 void FailOperator(NDArray array, const std::string& text);
 
 // Enlarges MXNet's list of errors, see engine.cc. Call it once, before the first operator exists.

@@ -33,9 +33,9 @@ struct Options {
   bool from_output = false;   // backward reads y instead of x
   bool masked = false;        // only the first rows of x are valid, see ForwardTensors
   double timeout = 0;         // seconds; 0 means default_timeout
-  std::set<Device> contexts;  // contexts of the parameters, if known; only for messages
+  std::set<Device> contexts;  // contexts of the parameters, if known; only for texts of errors
   std::vector<int> ranks;     // synchronized ranks, ascending; empty for all ranks
-  std::string shared_name;    // name of the layer in all processes, unique in each process
+  std::string shared_name;    // identifies the layer in messages between processes
 };
 
 // The moments of each channel of a shard or of the whole batch.
@@ -53,11 +53,11 @@ std::optional<size_t> FirstNonFinite(const BatchMoments& batch, const Options& o
                                      const Tensor& running_mean, const Tensor& running_var);
 
 // Sets running = momentum * running + (1 - momentum) * batch for the mean and the variance. An
-// empty batch changes nothing. A batch with one value per channel prints a warning once.
+// empty batch changes nothing. Prints a warning, once per process, if each channel has one value.
 void UpdateRunning(const BatchMoments& batch, const Options& options, const std::string& layer,
                    Backend* backend, const Tensor& running_mean, const Tensor& running_var);
 
-// The merged moments of all batches that a layer has while it collects. Meanwhile the layer uses
+// The merged moments of batches that a layer receives while it collects. Meanwhile the layer uses
 // the statistics of each batch, also in inference, and does not change its running statistics.
 class CollectedMoments {
  public:
@@ -88,7 +88,7 @@ class Layer {
     std::atomic_store(&options_, std::make_shared<const Options>(std::move(options)));
   }
 
-  Members members;
+  Members members;  // the devices that call the layer
   CollectedMoments collected;
 
  private:

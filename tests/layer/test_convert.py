@@ -95,7 +95,7 @@ class Called(nn.BatchNorm):
         return super().__call__(x) + 1
 
 
-@gluon_1_only("blocks have no hybrid_forward")
+@gluon_1_only("blocks of Gluon 2 have no hybrid_forward")
 def test_what_a_subclass_does_is_never_lost():
     classes = BatchNormCudnnOff, WithRelu, Called, SyncWithRelu
     net = nn.Sequential(prefix="net_")

@@ -43,7 +43,7 @@ def needs_processes(example):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
-    """Blocks run in their order, except programs for several processes."""
+    """Blocks run in their order. Another test runs programs for several processes."""
     monkeypatch.chdir(tmp_path)
     document, skipped, ran = SYBIL.parse(page), [], 0
     document.namespace["IS_GLUON_2"] = IS_GLUON_2

@@ -102,7 +102,6 @@ def test_the_line_inside_of_map(devices):
     ],
 )
 def test_another_number_of_devices_than_contexts(count, facts, devices):
-    """A layer of one device would normalize each shard alone."""
     layer = make_layer(devices.contexts, num_devices=count)
     with pytest.raises(ValueError, match=facts.format(layer.name)):
         with autograd.train_mode():
@@ -111,7 +110,7 @@ def test_another_number_of_devices_than_contexts(count, facts, devices):
     assert_trains(devices, layer)
 
 
-@gluon_1_only("blocks take no symbols")
+@gluon_1_only("blocks of Gluon 2 take no symbols")
 def test_traced_before_initialization_without_num_devices():
     symbol = SyncBatchNorm(in_channels=3, prefix="norm_")(mx.sym.var("data"))
     net = SymbolBlock(symbol, mx.sym.var("data"))
@@ -170,7 +169,7 @@ def test_net_moves_to_other_contexts(make_devices):
 
 @contextmanager
 def busy_worker(context):
-    """Keep the thread in which MXNet runs operators of a CPU context busy."""
+    """Keep the worker busy, MXNet's thread for the operators of a CPU context."""
     began, end = threading.Event(), threading.Event()
 
     @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
@@ -186,17 +185,17 @@ def busy_worker(context):
 
 @pytest.mark.filterwarnings("ignore:SyncBatchNorm .*allow_plain_loop")
 def test_an_error_stays_with_its_operator():
-    """An operator that completes while another one fails does not get its error."""
-    contexts = cpus(2, 1)  # waits for arrays run on cpu(0), which must not be busy
+    """A good layer does not get the error of a bad layer that fails meanwhile."""
+    contexts = cpus(2, 1)  # not cpu(0), whose worker is needed for wait_to_read
     good, bad = (make_layer(contexts, num_devices=2) for _ in range(2))
     xs = [nd.ones((2, 3), ctx=c) for c in contexts]
     x = xs[0].copy()
     mx.nd.waitall()  # the loop below must not wait for this copy
     with autograd.train_mode():
         failing, healthy = bad(x), good(xs[0])
-        for _ in range(2):  # wait for conversions of layouts, then for operators
+        for _ in range(2):  # first conversions of layouts run, then the operators
             with busy_worker(contexts[0]):
-                pass
+                pass  # the worker has done what was queued before
         with busy_worker(contexts[0]):
             good(xs[1]).wait_to_read()  # both devices of `good` have arrived
             other = bad(xs[1].astype("float64"))
@@ -225,8 +224,8 @@ class Fails(autograd.Function):
 
 
 @pytest.mark.timeout(60)
-def test_an_operator_completes_with_the_error_of_another_one():
-    """A layer's operator takes the error of a user's function instead of its own."""
+def test_recovery_after_mxnet_mixed_up_two_errors():
+    """MXNet gives a layer's operator the error of a user's function, not its own."""
     contexts = cpus(2, 1)
     x = nd.ones((2, 3), ctx=mx.cpu(5))
     x.attach_grad()

@@ -55,9 +55,9 @@ def read(report):
 def watched_run(devices, first, pause=0.0):
     """Train a small net. Making a batch takes `pause` seconds.
 
-    Return the BatchNorm's name; from the report, each device's shares of the time and
-    the last line; and the duration of 8 sleeps divided by the time of all steps. A
-    device that waits for these sleeps waits for about this share on any machine.
+    Return the BatchNorm's name, each device's shares of the time in the report, the
+    report's last line, and the share of the time that 8 sleeps of SLOW seconds take.
+    A device that waits for 8 such sleeps has about this share, on any machine.
     """
     net = nn.Sequential()
     net.add(first, nn.Dense(4, in_units=3), nn.BatchNorm(), nn.Dense(2))
@@ -109,7 +109,7 @@ int cuDeviceGetCount(int* n) { *n = 2; return 0; }
 """
 
 
-def test_the_driver_counts_in_another_process(tmp_path, monkeypatch):
+def test_gpus_are_counted_in_another_process(tmp_path, monkeypatch):
     assert available_contexts() == [mx.cpu(0)]
     (tmp_path / "cuda.c").write_text(DRIVER)
     file = tmp_path / "libcuda.so.1"

@@ -83,8 +83,7 @@ def layers(draw, needs_gradient, dtype):
         options=options,
         gamma_grad_req=draw(one_of(*grad_reqs)),
         beta_grad_req=draw(one_of(*grad_reqs)),
-        # If "ones", all parameters and statistics are as initialized.
-        gammas=draw(one_of("ones", "normal", "normal", "awkward")),
+        initial_values=draw(one_of("default", "normal", "normal", "awkward")),
     )
 
 
@@ -113,7 +112,7 @@ class ProgramNet(Function):
     def __init__(self, program, layers):
         super().__init__()
         self._uses = program.uses
-        channels = program.shape[1]  # only if there are convolutions
+        channels = program.shape[1]  # used for convolutions only, where axis is 1
         eye = mx.init.Constant(np.eye(channels).reshape(channels, channels, 1, 1))
         arguments = {"use_bias": False, "in_channels": channels}
         self.layers, self.same = nn.HybridSequential(), nn.HybridSequential()
@@ -138,14 +137,14 @@ def make_net(program):
 
 def _norm(program, layer, rng):
     channels, values = program.shape[program.axis], {}
-    if layer.gammas != "ones":
+    if layer.initial_values != "default":
         values = {
             "gamma": rng.normal(0, 1, channels),
             "beta": rng.normal(0, 1, channels),
             "running_mean": rng.normal(1, 1, channels),
             "running_variance": rng.uniform(0.5, 3, channels),
         }
-        if layer.gammas == "awkward":  # some are too small to divide by
+        if layer.initial_values == "awkward":  # some gammas are near 0
             values["gamma"] = rng.choice([-0.5, 0, 1e-6, -1e-12, 3], channels)
     values = {f"{n}_initializer": mx.init.Constant(v) for n, v in values.items()}
     arguments = {"axis": program.axis, "in_channels": channels, **vars(layer.options)}

@@ -23,14 +23,14 @@ struct Arithmetic<double> {
 template <typename Value>
 struct Coefficients {
   Affine<Value> to_z;
-  Value scale_dz, scale_in, unit, shift;
+  Value scale_dz, scale_in, unit, shift;  // backward splits one coefficient into scale_in and unit
 };
 
-// kStream bypasses the caches, for outputs that would leave them before they are read. Other stores
-// read the output into the caches first.
+// kStream bypasses the caches, because they could not keep a large output until another operator
+// reads it. Other stores read the output into the caches first.
 enum class StoreMode { kAssign, kStream, kAdd };
 
-constexpr int64_t kStreamBytes = 8 << 20;  // larger outputs leave the caches
+constexpr int64_t kStreamBytes = 8 << 20;  // smaller outputs do not use kStream
 
 template <StoreMode kMode, typename Formula, typename T, typename Vector>
 SYNCBN_INLINE void MapVector(const T* x, const T* dy, const Coefficients<Vector>& k,
@@ -46,8 +46,8 @@ SYNCBN_INLINE void MapVector(const T* x, const T* dy, const Coefficients<Vector>
     Store(out, kMode == StoreMode::kAdd ? value + old : value);
 }
 
-// Writes n elements, fewer than a vector. Inlining would double the code of every loop. Arguments
-// are values, so coefficients stay in registers.
+// Writes n elements, fewer than a vector. Inlining would double the code of every loop. The
+// coefficients are passed by value, so the caller can keep its own in registers.
 template <StoreMode kMode, typename Formula, typename T, typename Vector>
 SYNCBN_NOINLINE void MapPart(const T* x, const T* dy, int64_t n, Coefficients<Vector> k,
                              Slopes<Vector> f, T* out) {
@@ -78,14 +78,14 @@ void MapPlanes(const ElementwisePass& pass, const Tile& tile) {
   const Slopes<Vector> f = MakeSlopes<Vector, Scalar>(pass.activation.slope);
   for (int64_t o = tile.outer_begin; o < tile.outer_end; ++o) {
     for (int64_t c = tile.channel_begin; c < tile.channel_end; ++c) {
-      const Coefficients<Scalar> one = Formula::template Channel<Scalar>(pass, c);
+      const Coefficients<Scalar> scalar = Formula::template Channel<Scalar>(pass, c);
       const Vector zero = {};
       const Coefficients<Vector> k = {
-          {zero + one.to_z.center, zero + one.to_z.scale, zero + one.to_z.offset},
-          zero + one.scale_dz,
-          zero + one.scale_in,
-          zero + one.unit,
-          zero + one.shift};
+          {zero + scalar.to_z.center, zero + scalar.to_z.scale, zero + scalar.to_z.offset},
+          zero + scalar.scale_dz,
+          zero + scalar.scale_in,
+          zero + scalar.unit,
+          zero + scalar.shift};
       const int64_t at = o * tile.row + c * tile.inner;
       int64_t i = at + tile.inner_begin;
       const int64_t end = at + tile.inner_end;
@@ -103,8 +103,8 @@ void MapPlanes(const ElementwisePass& pass, const Tile& tile) {
   if constexpr (kMode == StoreMode::kStream) EndStreamingStores();
 }
 
-// The coefficients of the columns of a row, padded to whole vectors. Each coefficient is a member,
-// because GCC would not keep an array of them in registers, and a pass would take twice as long.
+// The coefficients of the columns of a row, padded to whole vectors. One array of all coefficients
+// instead of these members would make a pass twice as slow with GCC.
 template <typename Scalar, bool kRecomputesZ>
 struct ColumnCoefficients {
   static constexpr int64_t kSize = kMaxColumns + kFloats;
@@ -231,12 +231,12 @@ struct ApplyFormula {
   template <typename Scalar>
   static SYNCBN_INLINE Coefficients<Scalar> Channel(const ElementwisePass& pass, int64_t c) {
     const double center = CenterOf(pass)[c], scale = PerScale(pass.scale_xmu[c], pass, c);
-    const Affine<Scalar> of_in = MakeAffine<Scalar>(center, scale, pass.shift[c]);
-    Affine<Scalar> to_z = {of_in.center, 0, 0};
+    const Affine<Scalar> xmu_term = MakeAffine<Scalar>(center, scale, pass.shift[c]);
+    Affine<Scalar> to_z = {xmu_term.center, 0, 0};
     if (kRecomputesZ) to_z = MakeAffine<Scalar>(center, pass.scale[c], pass.offset[c]);
     double unit;
     const Scalar scale_in = Scalar(SplitCoefficient(scale, &unit));
-    return {to_z, Scalar(pass.scale[c]), scale_in, Scalar(unit), of_in.offset};
+    return {to_z, Scalar(pass.scale[c]), scale_in, Scalar(unit), xmu_term.offset};
   }
   template <typename Vector>
   static SYNCBN_INLINE Vector Of(Vector saved, Vector dy, const Coefficients<Vector>& k,

@@ -24,8 +24,8 @@ struct Workspace {
 };
 static_assert(kWorkspaceZeros == kCounters * sizeof(unsigned));
 
-// Merges at(channel, i) for i < entries, for each channel of the block, and calls use(channel, all)
-// in one thread. The order depends only on sizes. `shared` has kThreads elements in shared memory.
+// Merges at(channel, i) for i < entries, for each channel of the block. Then one thread of each
+// channel calls use(channel, all). The order depends only on sizes. `shared` has kThreads elements.
 template <typename Terms, typename At, typename Use>
 __device__ void MergeByChannel(int channels, int entries, const At& at, const Use& use,
                                Partial* shared) {
@@ -61,12 +61,12 @@ __device__ bool IsLast(unsigned* counter, unsigned blocks) {
   return last;
 }
 
-// Blocks per multiprocessor. Without this number the compiler spills registers to fit more blocks.
-constexpr int kBlocksWithRegisters = 3;
+// The compiler would otherwise spill registers to fit more blocks.
+constexpr int kBlocksPerMultiprocessor = 3;
 
 // kSums is kWidth if elements of a vector can be in different channels (cut.columns), otherwise 1.
 template <typename T, int kWidth, int kSums, typename Terms>
-__global__ void __launch_bounds__(kThreads, kBlocksWithRegisters)
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     ReduceKernel(Cut cut, ReductionPass pass, Workspace workspace) {
   using A = Arithmetic<T>;
   constexpr int kUnroll = Terms::kBackward ? 2 : 4;  // loads of a tensor in flight
@@ -161,9 +161,9 @@ void Reduce(const ReductionPass& pass, void* workspace, Stream stream) {
 //
 //   u = x - shift,  mean = shift + sum(u) / n,  m2 = sum(u * u) - sum(u)^2 / n
 //
-// `shift` is the first value that a thread reads, so |u| is about the standard deviation, however
-// large the mean is. A mean is stored as its difference from a shift (`origin`) until Finish, for
-// the same reason. Moments of threads and blocks are merged in double.
+// `shift` is the first value that a thread reads, so |u| is about the standard deviation, and a
+// large mean costs no accuracy. A Partial has the difference of the mean from `origin`, the shift
+// of one of its threads, for the same accuracy. Partials are merged in double.
 
 template <typename T>
 struct MomentTerms {
