@@ -81,7 +81,7 @@ OUTER_PAGES = {
 
 
 def read_outer_pages(app, docname, source):
-    """Put an outer page before the page's own text, with links relative to the page."""
+    """Insert a page's file of OUTER_PAGES, with links relative to the page."""
     if docname not in OUTER_PAGES:
         return
     file = ROOT / OUTER_PAGES[docname]
@@ -122,7 +122,7 @@ def markdown_of(cells):
 
 
 def visit_image(translator, node):
-    """Make a figure link to itself in full size."""
+    """Link a figure to its picture in full size."""
     builder, uri = translator.builder, node["uri"]
     if uri in builder.images:  # the pictures of a notebook are no files
         full = f"{builder.imgpath}/{builder.images[uri]}"

@@ -33,8 +33,8 @@ def train(net, batches):
     loss = gluon.loss.SoftmaxCrossEntropyLoss()
     for x, label in batches:
         with autograd.record():
-            total = loss(net(x), label)
-        total.backward()
+            losses = loss(net(x), label)
+        losses.backward()
         trainer.step(len(x))
 
 

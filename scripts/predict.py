@@ -42,13 +42,13 @@ def main():
     arguments = parser.parse_args()
     if not arguments.output.lower().endswith(".png"):
         raise UserError(f"--output must end in .png, got {arguments.output}.")
-    options, classes, _ = model.load(arguments.checkpoint)
-    args, image = model.Parser().settings(options), read(arguments.image)
-    net = model.build_model(args, len(classes), [mx.cpu()])
+    run_options, classes, _ = model.load(arguments.checkpoint)
+    run, image = model.Parser().settings(run_options), read(arguments.image)
+    net = model.build_model(run, len(classes), [mx.cpu()])
     model.restore(net, arguments.checkpoint)
-    prediction = segment(net, image, args.crop_size)
+    prediction = segment(net, image, run.crop_size)
     overlay = (image * 0.35 + painted(prediction, len(classes)) * 0.65).astype(np.uint8)
-    shown, title = np.unique(prediction), f"{args.model}: {arguments.image.name}"
+    shown, title = np.unique(prediction), f"{run.model}: {arguments.image.name}"
     save_picture(arguments.output, [[image, overlay]], shown, classes, title)
     print(f"overlay: {arguments.output}")
 

@@ -89,8 +89,8 @@ class Replicas:
     contexts: Sequence  # the net's devices
     arrays: Any  # the parameter's arrays in the latest call of `replicate`
 
-    def __init__(self, parameter: Any, here: Any) -> None:
-        self._parameter, self._here = parameter, here
+    def __init__(self, parameter: Any, thread_state: Any) -> None:
+        self._parameter, self._thread_state = parameter, thread_state
         self.is_summed = False  # True if each device has the whole batch's gradient
         # {"_data" or "_grad": {context of a lent array: its value when it was lent}}.
         # The value of the first one is None, because `collect` does not compare it.
@@ -99,9 +99,9 @@ class Replicas:
     def __call__(self, arrays: Any, context: Any) -> Any:
         parameter = self._parameter
         get = type(parameter)._check_and_get
-        # Gluon passes the type `list` to get all arrays. While devices run the net,
-        # `_here.contexts` is not empty.
-        is_for_program = not self._here.contexts and context is not list
+        # Gluon passes the type `list` to get all arrays. `contexts` is not empty in a
+        # thread that runs the net on a device.
+        is_for_program = not self._thread_state.contexts and context is not list
         if not is_for_program or not arrays or len(arrays) == 1:
             return get(parameter, arrays, context)
         kind = "_grad" if arrays is parameter._grad else "_data"
@@ -134,7 +134,7 @@ class Replicas:
         """
         arrays, source = getattr(self._parameter, kind) or (), None
         lent = self.lent.pop(kind, None)
-        if lent is None:  # the program may have read `parameter.data().grad`
+        if lent is None:  # the program may have changed the `grad` of a lent array
             lent = dict.fromkeys(list(self.lent["_data"])[-1:])
         for context, former in lent.items():
             array = next((a for a in arrays if a.context == context), None)
@@ -146,21 +146,21 @@ class Replicas:
         with mx.autograd.pause():
             copy_to_others(source, arrays)
             array = source = None
-            # The list, this loop and the call refer to an array. If there is another
-            # reference, the program may still write to the array.
+            # `arrays`, `a` and getrefcount's argument are three references to an array.
+            # If there are more, the program may still write to the array.
             kept = [a for a in arrays if a.context in lent and sys.getrefcount(a) > 3]
             if kept:
                 former = [None, *(a.copy() for a in kept[1:])]
                 self.lent[kind] = dict(zip((a.context for a in kept), former))
 
 
-def replicate(parameter: Any, contexts: Sequence, here: Any) -> bool:
+def replicate(parameter: Any, contexts: Sequence, thread_state: Any) -> bool:
     """Add a dense parameter to a parallel net; return True if it belonged to none."""
     if parameter._stype != "default":
         return False
     is_new = not is_replicated(parameter)
     if is_new:
-        parameter._check_and_get = Replicas(parameter, here)
+        parameter._check_and_get = Replicas(parameter, thread_state)
         parameter._reduce = parameter._check_and_get.value
     replicas = parameter._check_and_get
     replicas.contexts, replicas.arrays = contexts, parameter._data

@@ -31,8 +31,8 @@ enum class Operation : int32_t { kSum, kMoments };
 // Merges moments into `to`.
 void MergeMoments(const Numbers& from, Numbers* to);
 
-// Identifies an exchange on all devices and ranks. Each key is used once. Contributions with
-// equal keys form an exchange, so a layer can have several pending exchanges.
+// Identifies an exchange. All its devices and ranks use the same key, and no other exchange does.
+// A layer can have several pending exchanges.
 struct Key {
   bool is_local = false;  // no other rank takes part or sees the key
   std::string layer;      // the name of the layer or call, equal on all ranks
@@ -84,10 +84,10 @@ struct Subtree {
   int rank, size;
 };
 
-// The position of a rank in the tree of `ranks`, which contain it.
+// The position of a rank in the tree of an exchange's ranks.
 struct Position {
   int parent = -1;  // none at the root
-  int depth = 0;    // the number of ranks above it
+  int depth = 0;    // the number of ranks above this rank
   int height = 0;   // levels of the whole tree, without the root
   std::vector<Subtree> children{};
 };

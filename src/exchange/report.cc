@@ -12,7 +12,7 @@ namespace {
 const char kRecover[] =
     " Before the next step call gluon_syncbn.recover(), which waits for the work in flight and "
     "clears the error.";
-const char kHang[] = "\nThe usual causes, each with its cure: python -m gluon_syncbn hang";
+const char kHang[] = "\nTo list the usual causes and their cures, run python -m gluon_syncbn hang";
 const char kStartAgain[] = " Start the program again from its checkpoint.";
 
 std::string Ranks(const std::vector<int>& ranks) {
@@ -58,7 +58,10 @@ std::string DevicesMissingReport(const Exchange& exchange, int rank, const std::
 
 std::string RanksMissingReport(const Exchange& exchange, int rank, const std::map<int, Key>& latest,
                                double seconds, const std::string& where) {
-  std::vector<int> arrived = exchange.sent ? std::vector<int>{rank} : exchange.ranks;
+  const auto own = std::lower_bound(exchange.ranks.begin(), exchange.ranks.end(), rank);
+  int known = 1;  // this rank, and the ranks that send through it
+  for (const Subtree& child : exchange.position.children) known += child.size;
+  std::vector<int> arrived(own, own + known);
   std::vector<std::string> missing;
   for (const Subtree& other : exchange.Missing()) {
     const auto begin = std::lower_bound(arrived.begin(), arrived.end(), other.rank);
@@ -72,7 +75,7 @@ std::string RanksMissingReport(const Exchange& exchange, int rank, const std::ma
                other.size > 1 ? Concat(" (it sends for ", other.size, " ranks)") : ""));
   }
   return Concat(exchange.key.Title(), ": waited ", std::setprecision(4), seconds, " s for ",
-                missing.size(), " of ", exchange.ranks.size(),
+                exchange.sent ? 1 : known - arrived.size(), " of ", exchange.ranks.size(),
                 " processes. Arrived: ", Ranks(arrived), ". Missing: ", Join(missing, "; "), ".",
                 kStartAgain, where, kHang);
 }

@@ -1,4 +1,4 @@
-// The error texts of exchanges. Each function returns a whole message.
+// The error texts of exchanges. `where` is the text of WhereProgramStands (core/program.h).
 #pragma once
 #include <map>
 #include <set>

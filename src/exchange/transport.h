@@ -1,5 +1,5 @@
-// The interface for messages between processes, over MPI or the queues of a test. A Table calls it
-// with a locked mutex, so an implementation needs no lock.
+// Messages between processes, over MPI or the queues of a test. The mutex of Table (table.h) is
+// locked in every call, so an implementation needs no lock.
 #pragma once
 #include <functional>
 #include <vector>
@@ -21,13 +21,13 @@ class Transport {
   // Takes the next complete message. Returns false if none has arrived.
   virtual bool Receive(int* from, Bytes* message) = 0;
 
-  // Returns true while a sent message is pending. Only calls of Receive let it make progress.
+  // Returns true until all messages are sent. Only Send and Receive continue to send them.
   virtual bool Busy() const = 0;
 
-  virtual void Close() = 0;
+  virtual void Close() = 0;  // no call of Send, Receive or Busy may follow
 
-  // Calls `closing` when the program calls MPI_Finalize, which waits for all processes. If
-  // `closing` returns false, ends all processes instead.
+  // Registers a function that MPI_Finalize calls before it waits for all processes. If the function
+  // returns false, MPI_Abort ends all processes.
   virtual void OnClose(std::function<bool()> closing) = 0;
 };
 

@@ -252,8 +252,8 @@ void SyncBatchNorm::KeepInputIfNeeded(const Layout& layout, const ForwardTensors
   }
 }
 
-// A device that fails never arrives at the exchange, so Fail ends the waits of other devices and
-// ranks. An Error comes from the table or Fail, which have ended these waits.
+// Runs `body` between Begin and Finish of the backend. An exception ends the waits of other devices
+// and ranks. Table and Fail throw an Error after they have ended these waits.
 template <typename Body>
 void SyncBatchNorm::OnBackend(const char* phase, const Tensor& x,
                               const std::vector<const Tensor*>& vectors, const Body& body) {

@@ -20,7 +20,7 @@ def running_mean(group, contexts=1):
     contexts = [mx.cpu(i) for i in range(contexts)]
     layer = SyncBatchNorm(in_channels=1, momentum=0, group=group)
     layer.initialize(ctx=contexts)
-    # A wrong group is an error here. Devices.map would send it to the other ranks.
+    # Raise the error of a wrong group now. Devices.map would raise it on all ranks.
     gluon_syncbn.layer.synchronization.ranks_of(layer._sync.settings.group, layer.name)
     devices = Devices(contexts)
     with autograd.train_mode():
@@ -64,7 +64,7 @@ trainer = distributed.Trainer(layer, 'sgd')
 trainer.step(int(rank == 0), ignore_stale_grad=True)
 assert 'batch_size' in error_of(trainer.step, 0)
 if rank == 0:
-    write_from_within(layer.running_mean.data())
+    write_from_within(layer.running_mean.data())  # writes 2
 distributed.broadcast_parameters(layer)
 assert layer.running_mean.data().asnumpy() == 2
 net = nn.Dense(2)  # its shape is not known yet
@@ -152,10 +152,10 @@ from gluon_syncbn import check_replicas, make_parallel, recompute_statistics
 from gluon_syncbn.native import failures
 from support.helpers import assert_near, cpus, value
 
-# The numbers of rows of each rank's batches. The innermost lists are summed.
-rows = [[[3, 2], [4], [1]], [[2], [5], [3]]]
+# The numbers of rows of each rank's batches.
+rows = [[5, 4, 1], [2, 5, 3]]
 rng = np.random.default_rng(5)
-shards = [[rng.normal(3, 2, (sum(n), 3)) for n in of_rank] for of_rank in rows]
+shards = [[rng.normal(3, 2, (n, 3)) for n in of_rank] for of_rank in rows]
 
 def statistics(layer):
     return value(layer.running_mean), value(layer.running_var)
@@ -219,7 +219,7 @@ layer = SyncBatchNorm(in_channels=3)
 layer.initialize()
 text = error_of(recompute_statistics, layer, batches())
 assert text == 'gone' if rank == 1 else 'ValueError: gone' in text, text
-failures.give_up("the expected error was raised")
+failures.give_up("the expected error was raised")  # cancels pending work
 mean, var = statistics(layer)
 assert (mean == 0).all() and (var == 1).all()
 """,
@@ -243,7 +243,7 @@ def train():
 batches = [nd.full((2, 1), 1000)]
 text = error_of(recompute_statistics, layer, batches) if rank == 0 else error_of(train)
 assert 'recompute_statistics' in text and 'Missing: rank 1' in text, text
-failures.give_up('the expected error was raised')
+failures.give_up('the expected error was raised')  # cancels pending work
 assert statistics(layer) == (0, 1)
 """
     run_ranks(2, STATISTICS + program)

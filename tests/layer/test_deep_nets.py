@@ -119,7 +119,7 @@ def test_trains_like_one_context(mode):
 
 
 def test_gradients_in_blocked_layouts():
-    """The convolution `top` passes such gradients to the devices of `net`."""
+    """The convolution `top` passes `net` a gradient in a blocked layout."""
     net, top = (nn.Conv2D(16, 3, in_channels=n, use_bias=False) for n in (3, 16))
     net.initialize(mx.init.Xavier(), ctx=cpus(2))
     top.initialize(mx.init.Xavier())

@@ -1,7 +1,7 @@
-"""A step that fails has updated all parameters and states, or none of them.
+"""A step that fails has updated everything, or nothing.
 
-A run without failures has the right state after each step. In another run each step
-fails once. Then it must have the state from before the step, or the right one.
+A run without failures has the right values after each step. In another run each step
+fails once. Then it must have the values from before the step, or the right values.
 """
 
 import threading
@@ -19,7 +19,7 @@ from support.helpers import Loop, set_mode
 from support.mistakes import make_layer, make_shards
 from support.nd import nd
 
-PLACES = "forward", "loss", "backward", "step", "end"  # one for each step
+PLACES = "forward", "loss", "backward", "step", "end"  # where an exception is raised
 CONTEXTS = [mx.cpu(0), mx.cpu(1)]
 LONG, SHORT = 20, 0.3  # timeouts in seconds, of steps that succeed and that fail
 
@@ -65,7 +65,7 @@ class Program:
         criterion = gluon.loss.SoftmaxCrossEntropyLoss()
 
         def loss_of(x, label):
-            # A layer in prediction mode misses the exchange, so the other one waits.
+            # The layer synchronizes in training only, so the other context waits.
             is_absent = strike("forward", x.context) == "absent"
             with autograd.predict_mode() if is_absent else autograd.train_mode():
                 y = self.net(x)
@@ -91,7 +91,7 @@ class Program:
         for parameter in self.parameters:
             parameter.data(CONTEXTS[0]).wait_to_read()
 
-    def states(self):
+    def optimizer_arrays(self):
         """Return the optimizer's arrays by device and parameter."""
         owners = self.trainer._updaters
         if self.trainer._update_on_kvstore:
@@ -102,34 +102,34 @@ class Program:
             for index, value in owner.states.items()
         }
 
-    def state(self):
-        """Return all that an update changes, as bytes by name."""
+    def snapshot(self):
+        """Return all values that an update changes, for comparisons."""
         mx.nd.waitall()
         learned = [p for p in self.parameters if p.grad_req != "null"]
         for p in self.parameters:
             for array in p.list_data():
                 assert np.isfinite(array.asnumpy()).all()
-        state = {
+        found = {
             f"{k} {array.context}": array.asnumpy().tobytes()
             for k, p in enumerate(learned)
             for array in p.list_data()
         }
         optimizer = self.trainer._optimizer
-        state["updates"] = optimizer.num_update
+        found["updates"] = optimizer.num_update
         for device, counts in optimizer._all_index_update_counts.items():
-            state["updates", device] = {i: c for i, c in counts.items() if c}
-        for name, arrays in self.states().items():
+            found["updates", device] = {i: c for i, c in counts.items() if c}
+        for name, arrays in self.optimizer_arrays().items():
             bits = b"".join(array.asnumpy().tobytes() for array in arrays)
-            state[name] = bits if any(bits) else b""  # untouched states are zero
-        return {k: v for k, v in state.items() if v}
+            found[name] = bits if any(bits) else b""  # zero before the first update
+        return {k: v for k, v in found.items() if v}
 
 
 def saboteur(program, kind, place, number):
     """Return a function `strike` that makes a step fail in one of four ways.
 
-    "exception": it raises an error at `place`. "absent": a context misses an exchange.
-    "read": also, the program reads the error before the step, so MXNet forgets it.
-    "cancelled": another thread calls recover before the step.
+    "exception": `strike` raises an error at `place`. "absent": a context misses an
+    exchange. "read": the program also reads the error of "absent" before trainer.step,
+    so MXNet forgets it. "cancelled": another thread calls recover before trainer.step.
     """
     victim = CONTEXTS[number % 2]
 
@@ -150,11 +150,11 @@ def saboteur(program, kind, place, number):
 
 
 def fail(program, kind, place, number):
-    """Let a step fail, read its states if its number is odd, and recover."""
+    """Let a step fail, read the optimizer's arrays if `number` is odd, and recover."""
     gluon_syncbn.set_timeout(SHORT)
     with suppress(mx.MXNetError, ArithmeticError):
         program.run(number, saboteur(program, kind, place, number))
-    for array in sum(program.states().values(), []) if number % 2 else []:
+    for array in sum(program.optimizer_arrays().values(), []) if number % 2 else []:
         with suppress(mx.MXNetError):
             array.asnumpy()
     gluon_syncbn.recover()
@@ -174,17 +174,17 @@ def fail(program, kind, place, number):
 def test_a_failed_step_changes_nothing(way, mode, optimizer, kvstore, on_kvstore, kind):
     setting = way, mode, optimizer, kvstore, on_kvstore
     right, program = Program(*setting), Program(*setting)
-    states, undone = [right.state()], set()
+    snapshots, undone = [right.snapshot()], set()
     for number, place in enumerate(PLACES):
         right.run(number)
-        states.append(right.state())
+        snapshots.append(right.snapshot())
         fail(program, kind, place, number)
-        state = program.state()
-        assert state in states[-2:], f"{kind} at {place}: neither old nor new"
-        if state == states[-2]:
-            undone.add(place)
+        found = program.snapshot()
+        assert found in snapshots[-2:], f"step {number}: neither old nor new values"
+        if found == snapshots[-2]:
+            undone.add(number)
             program.run(number)
-        assert program.state() == states[-1], f"{kind} at {place}: not the right state"
+        assert program.snapshot() == snapshots[-1], f"step {number}: wrong values"
     assert undone
 
 
@@ -199,11 +199,11 @@ def test_a_plain_loop_that_was_left_between_two_contexts():
             with pytest.raises(ArithmeticError):
                 program.queue(number, saboteur(program, "exception", "loss", 0))
         program.queue(number)
-    assert program.state() == right.state()
+    assert program.snapshot() == right.snapshot()
 
 
 def test_a_trainers_first_step_waits_for_the_first_forward(devices):
-    """The step copies statistics, but MXNet does not see that the graph writes them."""
+    """The step copies running statistics, which the pending forward will write."""
     layer = set_mode(make_layer(devices.contexts, timeout=0.3), "static_shape")
     trainer = gluon.Trainer(layer.collect_params(), "sgd")
     with autograd.record():

@@ -18,23 +18,23 @@ struct Tile {
   int64_t inner_begin, inner_end;
 };
 
-// If the inner size of the tensor is smaller than kMinPlane, kernels loop over channels and inner
-// elements together. Then a tile has all inner elements of at most kMaxColumns / inner channels.
+// If the inner size of the tensor is smaller than kMinPlane, a tile has all inner elements of its
+// channels, at most kMaxColumns elements (columns) for each outer index.
 constexpr int64_t kMinPlane = 64;
 constexpr int64_t kMaxColumns = 1024;
 
-// Computes a tile. A reduction writes results of channel c to first[c] and second[c], initially 0.
+// Computes a tile. A reduction writes the results of channel c of the tensor to first[c] and
+// second[c], which the caller must have set to 0.
 using ReduceTile = void (*)(const ReductionPass& pass, const Tile& tile, double* first,
                             double* second);
 using MapTile = void (*)(const ElementwisePass& pass, const Tile& tile);
 
-// An instruction set. Its functions return the kernels of LocalMoments, Normalize, BackwardSums
-// (which sum dz * centered, see activation.inl, not dz * xmu) and BackwardApply.
+// An instruction set. Each function returns the kernel for one of the passes of kernels/passes.h.
 struct Isa {
   const char* name;
   ReduceTile (*moments)(const ReductionPass& pass);
   MapTile (*normalize)(const ElementwisePass& pass);
-  ReduceTile (*sums)(const ReductionPass& pass);
+  ReduceTile (*sums)(const ReductionPass& pass);  // sums of dz, dz * centered (activation.inl)
   MapTile (*apply)(const ElementwisePass& pass);
 };
 

@@ -27,8 +27,8 @@ SYNCBN_INLINE void Load(const double* p, Doubles* v) { __builtin_memcpy(v, p, si
 SYNCBN_INLINE void Store(float* p, Floats v) { __builtin_memcpy(p, &v, sizeof(v)); }
 SYNCBN_INLINE void Store(double* p, Doubles v) { __builtin_memcpy(p, &v, sizeof(v)); }
 
-// True for types that have Stream, a store that bypasses the caches. Its address must be a multiple
-// of kVectorBytes. EndStreamingStores orders it before all later stores.
+// True for the types of elements that Stream (isa_x86.inl) stores past the caches. The addresses
+// that Stream accepts are multiples of kVectorBytes.
 template <typename T>
 constexpr bool kCanStream = SYNCBN_HAS_STREAMING_STORES && sizeof(T) >= 4;
 

@@ -1,5 +1,5 @@
-// The backend of a GPU. In a forward or backward call of training the host waits for the moments or
-// sums, which kernels write directly to pinned memory, and at the end of the call.
+// The backend of a GPU. Kernels write moments and sums directly to pinned memory. The host waits
+// for these numbers, and waits again at the end of each forward or backward call.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -49,8 +49,8 @@ void* CurrentContext() {
   return context;
 }
 
-// Makes a GPU the thread's current device. The destructor restores the thread's previous context,
-// or none. It calls the driver, because cudaSetDevice would make a context on a GPU without one.
+// Makes a GPU the thread's current device. The destructor restores the thread's previous context.
+// It calls the driver, because cudaSetDevice would make a context on a GPU that has none.
 class CurrentDevice {
  public:
   // If Set throws, the destructor runs, because the delegated constructor has ended.
@@ -144,8 +144,8 @@ class Lane {
   bool is_idle_ = true;
 };
 
-// The most per-channel vectors of a call. Backward from x through an activation copies 3 inputs of
-// the sums and 5 inputs of dx to the device. Pinned memory also has 2 sums, dgamma and dbeta.
+// The largest numbers of per-channel vectors in a call. Backward copies up to 3 for BackwardSums
+// and 5 for BackwardApply to the device. Pinned memory also has 2 sums, dgamma and dbeta.
 constexpr int64_t kDeviceVectors = 8;
 constexpr int64_t kPinnedVectors = 12;
 
