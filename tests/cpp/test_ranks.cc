@@ -308,6 +308,23 @@ TEST(GroupsThatDiffer) {
            "rank 2 synchronizes ranks 0, 1, 2, 3, but rank 0 has completed this call");
 }
 
+// A rank of a tree only names ranks that send through it.
+TEST(TimeoutsOfATree) {
+  const auto error_without = [](int rank, int first, int last, int missing) {
+    Rank receiver = RankOf(rank, 100);
+    const Waiting waiting = Begin(&receiver, {});
+    for (int from = first; from <= last; ++from) {
+      if (from != missing) receiver.Handle(from, Encode(PartOf({})));
+    }
+    CHECK(receiver.IsOver(waiting, Time(std::chrono::hours(1))));
+    return waiting.exchange->error;
+  };
+  const std::string inner = error_without(32, 33, 63, 62);
+  CheckHas(inner, "1 of 100 processes. Arrived: ranks 32, 33, 34");
+  CheckHas(inner, "61, 63. Missing: rank 62, which");
+  CheckHas(error_without(0, 1, 31, -1), "68 of 100 processes. Arrived: ranks 0, 1, 2");
+}
+
 // A rank that receives random and mutated messages never sends to a rank that does not exist.
 TEST(RandomMessages) {
   std::mt19937 random(7);
