@@ -104,7 +104,7 @@ SMALL, LABEL = Image.new("L", (2, 2)), np.zeros((2, 2), np.uint8)
         ("is damaged", "run.states"),
         ("cannot be read", (Image.new("1", (13500, 13500)), LABEL)),
         ("must have 8 bits", (Image.new("I;16", (2, 2), 500), LABEL)),
-        ("label pixels", (SMALL, LABEL + 255)),
+        ("--ignore-label", (SMALL, LABEL + 255)),
         ("below 2, got 7", (SMALL, LABEL + 7)),
         ("the shape (2, 2), got (1, 2)", (SMALL, LABEL[:1])),
     ],
