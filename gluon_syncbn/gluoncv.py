@@ -67,7 +67,7 @@ def install() -> None:
         if norm_layer is mx.sym.contrib.SyncBatchNorm:  # an operator, not a block
             convert_sync_batchnorm(block, (norm_kwargs or {}).get("ndev", 1))
 
-    def aligned(F):
+    def roi_align_change(F):
         align = F.contrib.ROIAlign
 
         def roi_align(data, rois, *args, **kwargs):
@@ -84,8 +84,8 @@ def install() -> None:
     changes = [
         *((module, "SyncBatchNorm", SyncBatchNorm) for module in users),
         (FPNFeatureExpander, "__init__", init),
-        aligned(mx.nd),
-        aligned(mx.sym),
+        roi_align_change(mx.nd),
+        roi_align_change(mx.sym),
         (mx.gluon.Block, "__call__", called),
         (parallel, "parallel_apply", apply_without_threads),
         (parallel.Parallel, "put", put),

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure the gain from synchronized batch normalization by images per device.
+"""Compare nets that are trained with and without synchronized batch normalization.
 
     python scripts/ablation.py --data-root camvid   # all runs, some hours
     python scripts/ablation.py --quick              # three tiny runs, a minute
@@ -25,7 +25,7 @@ from segmentation.data import open_split
 from tables import load, summary, table
 
 CAMVID = "Sky Building Pole Road Pavement Tree Sign Fence Car Pedestrian Bicyclist"
-# (options of a model, numbers of devices, images per device, seeds)
+# (a model's options, numbers of devices, numbers of images per device, seed count)
 GRIDS = [
     ("--model FastSCNN --crop-size 160 --epochs 8", (2, 4), (1, 2, 4), 3),
     ("--model FCN --crop-size 96 --epochs 3", (2,), (1,), 3),
@@ -67,7 +67,7 @@ def train_and_test(about, options):
 
 
 def test(folder):
-    """Return settings, curves and, for each kind of statistics, test scores."""
+    """Test the net of a run; return its settings, log of epochs, and test scores."""
     options, classes, log = model.load(folder)
     args = model.Parser().settings(options)
     split = open_split("test", args)
@@ -100,7 +100,7 @@ def engine_to_test(args, classes, folder):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data-root", help="folder of CamVid; default: digits")
+    parser.add_argument("--data-root", help="use this folder of CamVid, not digits")
     parser.add_argument("--quick", action="store_true", help="do three tiny runs")
     parser.add_argument("--results", type=Path, default=Path("runs/ablation"))
     arguments = parser.parse_args()

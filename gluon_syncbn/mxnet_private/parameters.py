@@ -99,8 +99,8 @@ class Replicas:
     def __call__(self, arrays: Any, context: Any) -> Any:
         parameter = self._parameter
         get = type(parameter)._check_and_get
-        # Gluon passes the type `list` to get all arrays. `contexts` is not empty in a
-        # thread that runs the net on a device.
+        # Gluon passes the type `list` to get all arrays. `_thread_state.contexts` is
+        # empty except in threads that run the net on a device.
         is_for_program = not self._thread_state.contexts and context is not list
         if not is_for_program or not arrays or len(arrays) == 1:
             return get(parameter, arrays, context)
@@ -134,7 +134,7 @@ class Replicas:
         """
         arrays, source = getattr(self._parameter, kind) or (), None
         lent = self.lent.pop(kind, None)
-        if lent is None:  # the program may have changed the `grad` of a lent array
+        if lent is None:  # `kind` is "_grad"; the program may have changed data().grad
             lent = dict.fromkeys(list(self.lent["_data"])[-1:])
         for context, former in lent.items():
             array = next((a for a in arrays if a.context == context), None)
@@ -183,7 +183,7 @@ def is_replicated(parameter: Any) -> bool:
 
 
 def not_replicated(parameters: Iterable, contexts: Sequence) -> list:
-    """Return the parameters that are new to a parallel net, or were moved or reset."""
+    """Return the parameters whose arrays and contexts `replicate` has not stored."""
     return [
         p
         for p in parameters

@@ -20,7 +20,7 @@ layers: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 
 
 def list_alive(values: weakref.WeakValueDictionary) -> list:
-    """Return the values in order, although another thread may add values."""
+    """Return the values in order of insertion, also while a thread adds values."""
     return [value for value in (r() for r in values.valuerefs()) if value is not None]
 
 
@@ -31,7 +31,7 @@ def guard_trainers(parameters: Iterable[mx.gluon.Parameter]) -> None:
 
 
 def release_trainers(parameters: Iterable[mx.gluon.Parameter]) -> None:
-    """Undo `guard_trainers`, except for parameters that other layers also have."""
+    """Undo `guard_trainers` for parameters that no layer and no parallel net has."""
     kept = {id(p) for layer in list_alive(layers) for p in layer.parameters}
     for parameter in parameters:
         if id(parameter) not in kept and not is_replicated(parameter):
@@ -87,8 +87,8 @@ class _Guarded(mx.gluon.Trainer):
         with DeferredSignals():  # an interrupted call cannot be repeated
             super()._init_params()
         if trainers.workers_of(self) > 1:
-            # MXNet does not order the copies before the first gradients, so servers
-            # could send the sum of gradients as the parameters.
+            # MXNet does not order the copies before the first gradients, so the
+            # kvstore's servers could send sums of gradients as the parameters.
             mx.nd.waitall()
 
     def _allreduce_grads(self):
@@ -120,7 +120,7 @@ def _await_gradients(trainer):
 
 
 def _warn_of_unconnected_layers(trainer):
-    """Warn if workers normalize alone, because a kvstore sums only gradients."""
+    """Warn if processes sum gradients with a kvstore, but normalize alone."""
     workers = trainers.workers_of(trainer)
     alone = [layer.name for layer in _layers_of(trainer) if layer.lacks_processes()]
     if workers > 1 and alone:

@@ -28,8 +28,8 @@ std::string Text(const Terms& terms, bool of_device) {
                    ", axis=", signature.axis, ", epsilon=", signature.epsilon);
   return of_device
              ? Concat(terms.place.device.Name(), " has ", text, ", num_devices=", terms.devices)
-             : Concat("rank ", terms.place.rank, " has ", text,
-                      " (synchronized: ", Ranks(terms.ranks), ")");
+             : Concat("rank ", terms.place.rank, " has ", text, " and synchronizes ",
+                      Ranks(terms.ranks));
 }
 
 }  // namespace
@@ -89,8 +89,8 @@ std::string DisagreementReport(const Key& key, const Terms& a, const Terms& b) {
 
 std::string TooManyDevicesReport(const std::string& layer, const Device& device,
                                  const std::set<Device>& others, size_t size) {
-  return Concat("SyncBatchNorm '", layer, "': num_devices=", size, ", but ", device.Name(),
-                " calls the layer as well as ", Names(others),
+  return Concat("SyncBatchNorm '", layer, "': num_devices=", size, ", but the layer is called on ",
+                device.Name(), " as well as on ", Names(others),
                 ". Set num_devices to the number "
                 "of contexts that get a shard of the batch, and call net.hybridize() again after "
                 "you move a net to other contexts.",

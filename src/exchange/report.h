@@ -9,7 +9,7 @@
 
 namespace syncbn {
 
-// The error of a wait for devices of this process. `known` are the devices of the layer.
+// The error of a wait for devices of this process. `known` may lack devices of the layer.
 std::string DevicesMissingReport(const Exchange& exchange, int rank, const std::set<Device>& known,
                                  double seconds, const std::string& where);
 
@@ -30,7 +30,7 @@ std::string DisagreementReport(const Key& key, const Terms& a, const Terms& b);
 std::string TooManyDevicesReport(const std::string& layer, const Device& device,
                                  const std::set<Device>& others, size_t size);
 
-// The error of a contribution after a failure. `device` is empty in a sum without a layer (kCall).
+// The error of a contribution after a failure. `device` is empty in a named sum (Phase::kCall).
 std::string EarlierFailureReport(const Key& key, const Device& device, const std::string& failure);
 
 }  // namespace syncbn

@@ -1,4 +1,4 @@
-// The functions are in the order of an exchange. Failures and the end of the program follow.
+// How devices and ranks contribute to exchanges, and how failures and the program's end stop them.
 #include "exchange/table.h"
 
 #include <pthread.h>
@@ -61,10 +61,10 @@ Waiting Table::Arrive(const Contribution& own, Ticket* ticket, Time now) {
   if (members != nullptr && std::exchange(members->resets, resets_) != resets_) members->Forget();
   const bool is_old = own.phase == Phase::kBackward && ticket->generation != members->generation;
   if (is_old && !members->former.count(own.device)) {
-    throw Error(EarlierFailureReport(
-        key, own.device,
-        "gluon_syncbn.recover() or a conversion of the net came after the forward call of this "
-        "backward call. Run forward again."));
+    throw Error(Concat(key.Title(),
+                       ": gluon_syncbn.recover() or a conversion of the net has invalidated the "
+                       "forward call on ",
+                       own.device.Name(), ". Run forward again."));
   }
   const std::set<Device>* expected = own.expected;
   size_t num_devices = own.devices;
@@ -100,8 +100,8 @@ Waiting Table::Arrive(const Contribution& own, Ticket* ticket, Time now) {
 }
 
 // Returns the ticket of a forward call. If a new device calls after `own.devices` others, either
-// the net has moved, or more devices are in use than `own.devices`. A device from before the move
-// must not call again, because its batch would be reduced with another batch of the new devices.
+// the net has moved, or more devices are in use than `own.devices`. The second case ends in an
+// Error when one of the others calls again.
 Ticket Table::Enter(const Contribution& own, const Key& key) {
   Members& members = *own.members;
   const Place place{peers_.rank(), own.device};
@@ -134,8 +134,8 @@ Ticket Table::Enter(const Contribution& own, const Key& key) {
   return {NextCall(key)++, members.generation, participants};
 }
 
-// Returns the pending exchange of this key, or begins it. Throws Error if it has other terms, or if
-// a child rank contributes to a forward call, or a sum without a layer, that is complete here.
+// Returns the pending exchange of this key, or begins it. Throws Error if the exchange has other
+// terms, or if this rank has completed a forward call or a named sum without the child rank.
 Table::Shared Table::Find(const Key& key, const Terms& terms) {
   const auto found = exchanges_.find(key);
   if (found == exchanges_.end()) {
@@ -162,7 +162,7 @@ Table::Shared Table::Find(const Key& key, const Terms& terms) {
       key, {exchange->first, exchange->signature, exchange->ranks, exchange->devices}, terms));
 }
 
-// Returns true if the wait is over. After the deadline this function fails all exchanges.
+// Returns true if the wait is over. Fails the exchange if the wait is late.
 bool Table::IsOver(Lock* lock, const Waiting& waiting, Time now) {
   const Exchange& exchange = *waiting.exchange;
   const auto is_late = [&](Time deadline) {
@@ -258,7 +258,8 @@ void Table::Handle(int from, Message message) {
   Finish(found->second, std::move(message.numbers));
 }
 
-// Reduces the parts if all are here. Then ends the exchange, or sends the result to the parent.
+// Reduces the parts if all are here. The root then finishes the exchange. Other ranks send the
+// reduced numbers to their parents.
 void Table::Advance(const Shared& exchange) {
   const Position& position = exchange->position;
   const size_t awaited = exchange->devices + position.children.size();
@@ -299,7 +300,7 @@ void Table::EndWhere(const std::string& reason, const Predicate& ends) {
   }
 }
 
-// ---- failure -----------------------------------------------------------------------------------
+// ---- failures, a layer's devices, and times of waits -------------------------------------------
 
 void Table::Fail(const std::string& text, bool tell_ranks) {
   Lock lock(mutex_);

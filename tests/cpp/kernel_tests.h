@@ -35,7 +35,7 @@ void TestMoments(Problem& p) {
   const double error = Kernels::SumError(p.c.dtype, n);
   syncbn::ParallelFor(p.c.layout.channels, [&](int64_t c) {
     const Moments e = p.ExpectedMoments(c);
-    const double far = 2 * e.farthest;  // bounds |x - first value|
+    const double far = 2 * e.farthest;  // no two elements of the channel differ by more
     CHECK_NEAR(moments.first.Get(c), e.mean, 4 * error * far + 4 * kEps64 * Size(e.mean), p.label);
     CHECK_NEAR(moments.second.Get(c), e.m2, 8 * error * n * far * far, p.label);
   });
@@ -72,10 +72,10 @@ void TestSums(Problem& p, const PassInput& input) {
   });
 }
 
-enum class Place { kApart, kOnFirst, kOnDy };
+enum class Place { kApart, kOnIn, kOnDy };
 
-// Calls apply(first, dy, mode, out), where `first` is x or y. Then checks `out`, which is an input
-// or separate memory that is initially NaN.
+// Calls apply(in, dy, mode, out), where `in` and `dy` have the elements of p.x and p.dy. Then
+// checks `out`, which is one of these two or separate memory that is initially NaN.
 template <typename Apply>
 void TestWrite(Problem& p, WriteMode mode, Place place, const std::string& what,
                const Expected& expected, const Apply& apply) {
@@ -84,10 +84,10 @@ void TestWrite(Problem& p, WriteMode mode, Place place, const std::string& what,
                                            place == Place::kApart ? "" : " in place");
   Tensor out(p.c.dtype, p.x.size(), p.c.misalign);
   for (int64_t i = 0; i < out.size() && place != Place::kApart; ++i) {
-    out.Set(i, place == Place::kOnFirst ? p.x.Get(i) : p.dy.Get(i));
+    out.Set(i, place == Place::kOnIn ? p.x.Get(i) : p.dy.Get(i));
   }
   const Tensor old = out;
-  apply(place == Place::kOnFirst ? out.data() : p.x.data(),
+  apply(place == Place::kOnIn ? out.data() : p.x.data(),
         place == Place::kOnDy ? out.data() : p.dy.data(), mode, out.data());
   CHECK(out.GuardsAreIntact(), label);
   for (int64_t i = 0; i < out.size(); ++i) {
@@ -114,36 +114,36 @@ void TestNormalize(Problem& p, const Activation& activation) {
   };
   const std::string label = "forward " + Describe(activation, false);
   TestWrite(p, WriteMode::kWrite, Place::kApart, label, y, normalize);
-  TestWrite(p, WriteMode::kAdd, Place::kOnFirst, label, y, normalize);
+  TestWrite(p, WriteMode::kAdd, Place::kOnIn, label, y, normalize);
 }
 
 template <typename Kernels>
 void TestBackwardApply(Problem& p, PassInput input) {
   const Expected dx = p.Dx(input);
-  const auto differentiate = [&](const void* first, const void* dy, WriteMode mode, void* out) {
-    input.in = first;
+  const auto differentiate = [&](const void* in, const void* dy, WriteMode mode, void* out) {
+    input.in = in;
     input.dy = dy;
     Kernels::BackwardApply({input, p.scale_xmu.data(), p.shift.data(), mode, out});
   };
   const std::string label = "backward " + Describe(input.activation, input.from_output);
   for (auto place : {Place::kApart, Place::kOnDy})
     TestWrite(p, WriteMode::kWrite, place, label, dx, differentiate);
-  TestWrite(p, WriteMode::kAdd, Place::kOnFirst, label, dx, differentiate);
+  TestWrite(p, WriteMode::kAdd, Place::kOnIn, label, dx, differentiate);
 }
 
-struct Fusion {
+struct ActivationCase {
   Activation activation;
-  bool from_output;
+  bool from_output;  // backward reads y, not x
 };
 
 template <typename Kernels>
-void TestCase(const Case& c, std::vector<Fusion> fusions) {
+void TestCase(const Case& c, std::vector<ActivationCase> activations) {
   Problem p(c);
   TestMoments<Kernels>(p);
-  fusions.push_back({{}, false});
-  for (const Fusion& fusion : fusions) {
-    const PassInput input = p.Backward(fusion.activation, fusion.from_output);
-    if (!fusion.from_output) TestNormalize<Kernels>(p, fusion.activation);
+  activations.push_back({{}, false});
+  for (const ActivationCase& each : activations) {
+    const PassInput input = p.Backward(each.activation, each.from_output);
+    if (!each.from_output) TestNormalize<Kernels>(p, each.activation);
     TestSums<Kernels>(p, input);
     TestBackwardApply<Kernels>(p, input);
   }
@@ -168,18 +168,18 @@ void TestNonFinite(DType dtype, const Layout& layout) {
 
 // An activation has the slope of its negative side at 0, and it keeps NaN.
 template <typename Kernels>
-void TestKink(DType dtype, const Fusion& fusion) {
+void TestKink(DType dtype, const ActivationCase& f) {
   const double values[] = {0.0, -0.0, 1.0, NAN};
   Problem p({dtype, {1, 1, 4}, 0, 0, 1});
   for (int64_t i = 0; i < 4; ++i) p.x.Set(i, values[i]);
   p.mean = p.offset = {0};
   p.scale = {1};
   p.label += ", of 0, 1 and NaN";
-  if (!fusion.from_output) TestNormalize<Kernels>(p, fusion.activation);
-  TestBackwardApply<Kernels>(p, p.Backward(fusion.activation, fusion.from_output));
+  if (!f.from_output) TestNormalize<Kernels>(p, f.activation);
+  TestBackwardApply<Kernels>(p, p.Backward(f.activation, f.from_output));
 }
 
-// float32 can hold x and dx, but not scale_xmu, the factor of x - mean in dx, about dx / x.
+// float32 can hold x and dx, but not scale_xmu, which is about as large as dx / x.
 template <typename Kernels>
 void TestWideRange(DType dtype, double deviation) {
   for (int64_t inner : {1, 70}) {
@@ -235,17 +235,17 @@ std::string Bits(DType dtype, const Layout& layout) {
 template <typename Kernels>
 void TestAll(const std::vector<Layout>& layouts, bool thorough = false) {
   // ReLU is the slope 0; a slope above 1 makes f steeper where z is negative.
-  const Fusion relu{{Function::kLeakyRelu, 0}, false}, steep{{Function::kLeakyRelu, 3}, false};
-  const Fusion leaky_of_y{{Function::kLeakyRelu, 0.01}, true};
-  const Fusion identity_of_y{{}, true}, steep_of_y{{Function::kLeakyRelu, 1.5}, true};
-  const std::vector<Fusion> all = {relu, steep, leaky_of_y, identity_of_y, steep_of_y};
+  const ActivationCase relu{{Function::kLeakyRelu, 0}, false},
+      steep{{Function::kLeakyRelu, 3}, false};
+  const ActivationCase leaky_of_y{{Function::kLeakyRelu, 0.01}, true};
+  const ActivationCase identity_of_y{{}, true}, steep_of_y{{Function::kLeakyRelu, 1.5}, true};
+  const std::vector<ActivationCase> all = {relu, steep, leaky_of_y, identity_of_y, steep_of_y};
   for (DType dtype : kDTypes) {
-    bool even = true;  // two alignments have two activations each; the next layout swaps them
+    bool even = true;  // an alignment has the other pair of activations in the next layout
     for (const Layout& layout : layouts) {
       for (int misalign : {0, 1}) {
-        const std::vector<Fusion> two =
-            even ? std::vector<Fusion>{relu, steep_of_y} : std::vector<Fusion>{steep, leaky_of_y};
-        TestCase<Kernels>({dtype, layout, misalign, 0.5, 1}, thorough ? all : two);
+        const auto pair = even ? std::vector{relu, steep_of_y} : std::vector{steep, leaky_of_y};
+        TestCase<Kernels>({dtype, layout, misalign, 0.5, 1}, thorough ? all : pair);
         even = !even;
       }
       even = !even;
@@ -257,8 +257,8 @@ void TestAll(const std::vector<Layout>& layouts, bool thorough = false) {
       TestCase<Kernels>({dtype, layout, 1, 0, 1, true}, {relu, leaky_of_y});
     TestCase<Kernels>({dtype, {9, 33, 49}, 0, 1e4, 1}, all);
     TestCase<Kernels>({dtype, {8, 3, 5000}, 3, 1e4, 1}, all);
-    for (const Fusion& fusion : {relu, steep, leaky_of_y, steep_of_y})
-      TestKink<Kernels>(dtype, fusion);
+    for (const ActivationCase& each : {relu, steep, leaky_of_y, steep_of_y})
+      TestKink<Kernels>(dtype, each);
     TestNonFinite<Kernels>(dtype, {3, 5, 7});
     TestNonFinite<Kernels>(dtype, {3, 5, 1});
     TestNonFinite<Kernels>(dtype, {4, 5, 4000});

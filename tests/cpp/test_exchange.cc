@@ -126,7 +126,7 @@ TEST(TimeoutNamesWhoIsMissing) {
   CHECK_EQ(rank.Failure(), text);
   rank.Reset();
   CheckHas(ErrorOf([&] { rank.Arrive(rank.ContributionOf(1, 0, Phase::kBackward), &tickets[1]); }),
-           "recover() or a conversion of the net");
+           "recover() or a conversion of the net has invalidated the forward call on cpu(1)");
 }
 
 TEST(ContributionsThatDoNotFitTogether) {
@@ -155,7 +155,7 @@ TEST(AnotherDeviceThanExpected) {
   const std::set<Device> expected{Cpu(0), Cpu(1)};
   own.expected = &expected;
   CHECK(rank.IsOver(rank.Arrive(own), Time(std::chrono::seconds(60))));
-  CheckHas(rank.Failure(), "num_devices=2, but cpu(2) calls the layer as well as cpu(0), cpu(1)");
+  CheckHas(rank.Failure(), "=2, but the layer is called on cpu(2) as well as on cpu(0), cpu(1)");
 }
 
 // A call of a third device looks as if the net had moved, until an old device calls again. The
@@ -167,19 +167,19 @@ TEST(MoreDevicesThanTheLayerHas) {
     rank.Call({0, 1}, tickets);
     const Waiting third = rank.Arrive(rank.ContributionOf(2));
     CheckHas(ErrorOf([&] { rank.Arrive(rank.ContributionOf(0, 0, phase), &tickets[0]); }),
-             "num_devices=2, but cpu(0) calls the layer as well as cpu(2)");
+             "num_devices=2, but the layer is called on cpu(0) as well as on cpu(2)");
     CHECK(third.exchange->over);
   }
   OneRank rank(2);
   rank.Call({0, 1, 0});
-  CheckHas(ErrorOf([&] { rank.Call({2}); }), "num_devices=2, but cpu(2) calls the layer");
+  CheckHas(ErrorOf([&] { rank.Call({2}); }), "num_devices=2, but the layer is called on cpu(2)");
 }
 
 // A backward call has the participants of its forward call.
 TEST(ParticipantsChangeBetweenForwardAndBackward) {
   OneRank rank(3);
   rank.SetParticipants(&rank.layers[0], {Cpu(0), Cpu(2)});
-  CheckHas(ErrorOf([&] { rank.Call({1}); }), "cpu(1) calls the layer as well as cpu(0), cpu(2)");
+  CheckHas(ErrorOf([&] { rank.Call({1}); }), "called on cpu(1) as well as on cpu(0), cpu(2)");
   rank.Reset();
   Ticket tickets[3];
   rank.Call({0, 2}, tickets);

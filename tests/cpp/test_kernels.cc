@@ -53,7 +53,7 @@ void TestSameBits() {
 // Outputs of 8 MiB or more bypass the caches. Planes of odd lengths begin at every alignment. Rows
 // of 128 channels are whole SIMD vectors, but rows of 130 channels are not.
 void TestStreamedStores() {
-  const test::Fusion leaky{{syncbn::Function::kLeakyRelu, 0.01}, false};
+  const test::ActivationCase leaky{{syncbn::Function::kLeakyRelu, 0.01}, false};
   for (DType dtype : {DType::kFloat32, DType::kFloat64}) {
     const int64_t elements = (10 << 20) / static_cast<int64_t>(syncbn::SizeOf(dtype));
     test::TestCase<CpuKernels>({dtype, {4, 3, elements / 12 | 1}, 1, 0.5, 1}, {leaky});

@@ -45,7 +45,7 @@ assert 'group' in text and '7' in text and '3' in text, text
 """,
     # MPI cannot sum float16, so the trainer sums in float32.
     "steps and copies": """
-from support.helpers import write_from_within
+from support.helpers import queue_hidden_write
 assert (distributed.local_rank(), distributed.local_size()) == (rank, 3)
 distributed.init()
 weight = mx.gluon.Parameter('weight', shape=(2, 3), dtype='float16')
@@ -64,7 +64,7 @@ trainer = distributed.Trainer(layer, 'sgd')
 trainer.step(int(rank == 0), ignore_stale_grad=True)
 assert 'batch_size' in error_of(trainer.step, 0)
 if rank == 0:
-    write_from_within(layer.running_mean.data())  # writes 2
+    queue_hidden_write(layer.running_mean.data())  # writes 2
 distributed.broadcast_parameters(layer)
 assert layer.running_mean.data().asnumpy() == 2
 net = nn.Dense(2)  # its shape is not known yet

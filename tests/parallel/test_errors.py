@@ -1,4 +1,4 @@
-"""Errors of devices that do not arrive at an exchange, and training afterwards.
+"""Errors in training with a layer on several devices, and the steps after them.
 
 Most tests make a mistake, check the facts in its error, and compare the next step with
 the oracle.
@@ -38,7 +38,7 @@ from support.nd import nd
 # Each function makes a mistake with a layer, and fails in its line with "# here".
 
 
-def read_before_every_context_is_called(devices, layer, shards):
+def read_before_the_second_call(devices, layer, shards):
     y = layer(shards[0])
     y.asnumpy()  # here
 
@@ -57,7 +57,7 @@ def line_of(function):
 
 
 @pytest.mark.parametrize(
-    "mistake", [read_before_every_context_is_called, backward_of_one_context_by_map]
+    "mistake", [read_before_the_second_call, backward_of_one_context_by_map]
 )
 def test_the_line_that_waits(mistake, devices):
     layer = set_mode(make_layer(devices.contexts), "static_shape")
@@ -131,7 +131,7 @@ def test_backward_of_a_failed_forward_does_not_crash(make_devices):
     assert_trains(make_devices(2), layer)
 
 
-# ---- engines, and errors of several operators at once
+# ---- engines, moved nets, and errors of several operators at once
 
 NAIVE = """
 import gluon_syncbn, mxnet as mx
@@ -169,7 +169,7 @@ def test_net_moves_to_other_contexts(make_devices):
 
 @contextmanager
 def busy_worker(context):
-    """Keep the worker busy, MXNet's thread for the operators of a CPU context."""
+    """Block the engine thread (worker) of a CPU context during the `with` block."""
     began, end = threading.Event(), threading.Event()
 
     @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
@@ -190,12 +190,12 @@ def test_an_error_stays_with_its_operator():
     good, bad = (make_layer(contexts, num_devices=2) for _ in range(2))
     xs = [nd.ones((2, 3), ctx=c) for c in contexts]
     x = xs[0].copy()
-    mx.nd.waitall()  # the loop below must not wait for this copy
+    mx.nd.waitall()
     with autograd.train_mode():
         failing, healthy = bad(x), good(xs[0])
-        for _ in range(2):  # first conversions of layouts run, then the operators
+        for _ in range(2):  # layouts are converted first, then the operators start
             with busy_worker(contexts[0]):
-                pass  # the worker has done what was queued before
+                pass  # the worker has done all work that was queued before
         with busy_worker(contexts[0]):
             good(xs[1]).wait_to_read()  # both devices of `good` have arrived
             other = bad(xs[1].astype("float64"))

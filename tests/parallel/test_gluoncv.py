@@ -85,8 +85,8 @@ def test_segmentation():
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("kind, net", [("faster", "resnet50"), ("mask", "resnet18")])
-def test_predefined_nets_have_this_layer_only(kind, net):
-    """MXNet's SyncBatchNorm is replaced in GluonCV's modules and in the pyramid."""
+def test_predefined_nets_use_this_layer(kind, net):
+    """MXNet's SyncBatchNorm is replaced in GluonCV's modules and feature pyramids."""
     name = f"{kind}_rcnn_fpn_syncbn_{net}_v1b_coco"
     options = {"pretrained_base": False, "num_devices": len(CONTEXTS)}
     net = gluoncv.model_zoo.get_model(name, **options)

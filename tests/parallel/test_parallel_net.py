@@ -36,9 +36,9 @@ from support.helpers import (
     cpus,
     differentiate,
     imported,
+    queue_hidden_write,
     set_mode,
     values,
-    write_from_within,
 )
 from support.nd import nd
 from support.nets import (
@@ -395,7 +395,7 @@ def test_saving_and_moving_wait_for_queued_writes(way, tmp_path):
     net, file = nn.BatchNorm(in_channels=1), str(tmp_path / "net.params")
     net.initialize(ctx=cpus(2))
     for mean in net.running_mean.list_data():
-        write_from_within(mean)
+        queue_hidden_write(mean)
     if way == "saved":
         make_parallel(net, cpus(2)).save_parameters(file)
         net.load_parameters(file)

@@ -162,7 +162,7 @@ def _write_two(_, array):
     cast(array, py_object).value[:] = 2
 
 
-def write_from_within(array):
+def queue_hidden_write(array):
     """Queue work that is declared to only read an array, but writes 2 to the array.
 
     oneDNN's convolution changes the layout of its weight in the same way in inference.

@@ -1,7 +1,7 @@
 """Random training programs of layers: a strategy of hypothesis, their nets and data.
 
-A program describes a small net, how it runs, and its steps. Each choice begins with the
-simplest value, to which hypothesis reduces a program that fails.
+A program describes a small net, how it runs, and its steps. If a program fails,
+hypothesis moves each choice toward its first value.
 """
 
 from types import SimpleNamespace

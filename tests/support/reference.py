@@ -31,15 +31,15 @@ def activate(z, function, slope=0.0):
     return np.where(z > 0, z, (0.0 if function == "relu" else slope) * z)
 
 
-def reconstruction_error(dtype, function, x_hat):
-    """Return the largest error of an x_hat that is reconstructed from a y of `dtype`.
+def reconstruction_error(dtype, function, largest):
+    """Return the largest error of x_hat if backward computes it from y, else 0.
 
-    `x_hat` is the largest |x_hat|. src/op/sync_batch_norm.cc bounds the error by
-    u (|x_hat| + 8), where u is the unit roundoff of `dtype`.
+    `largest` is the largest |x_hat|. src/op/sync_batch_norm.cc bounds the error by
+    u (largest + 8), where u is the unit roundoff of `dtype`.
     """
     if function not in ("identity", "leaky_relu"):
         return 0.0
-    return _PRECISION[str(dtype)][0] * (x_hat + 8)
+    return _PRECISION[str(dtype)][0] * (largest + 8)
 
 
 def inference_forward(x, gamma, beta, running_mean, running_var, axis=1, eps=1e-5):
@@ -59,7 +59,7 @@ def tolerance(dtype, count=1, conditioning=0.0, scale=1.0):
     channel in the whole batch, and `conditioning` the largest |mean| / std of a
     channel. `scale` is the size of the terms from which a result is computed. It is
     max|gamma x_hat| + max|beta| for y, max|gamma inv_std dy| for dx, the sum of the
-    absolute terms for sums such as dgamma, and the size of a running statistic itself.
+    absolute terms for sums such as dgamma, and |expected| for a running statistic.
 
     Let u, u64 and u_out be the unit roundoffs of the arithmetic (float32, or float64
     for float64 data), of float64 and of `dtype`.

@@ -19,11 +19,11 @@ struct Tile {
 };
 
 // If the inner size of the tensor is smaller than kMinPlane, a tile has all inner elements of its
-// channels, at most kMaxColumns elements (columns) for each outer index.
+// channels. It then has at most kMaxColumns elements for each outer index.
 constexpr int64_t kMinPlane = 64;
 constexpr int64_t kMaxColumns = 1024;
 
-// Computes a tile. A reduction writes the results of channel c of the tensor to first[c] and
+// Computes a tile. A reduction accumulates the results of channel c of the tensor in first[c] and
 // second[c], which the caller must have set to 0.
 using ReduceTile = void (*)(const ReductionPass& pass, const Tile& tile, double* first,
                             double* second);

@@ -92,7 +92,7 @@ struct ApplyFormula {
     of_centered.scale = static_cast<A>(SplitCoefficient(scale, &power_of_two));
     unit = static_cast<A>(power_of_two);
     scale_dz = static_cast<A>(pass.scale[c]);
-    to_z = activation.ToUnwind(pass, c);
+    to_z = activation.MakeToZ(pass, c);
   }
   __device__ A Of(const FusedActivation<A>& activation, A saved, A dy) const {
     A centered, dz;

@@ -214,7 +214,7 @@ struct GradientTerms {
 
   __device__ void Begin(const ReductionPass& pass, const FusedActivation<A>& activation, int64_t c,
                         T /*x*/) {
-    to_z = activation.ToUnwind(pass, c);
+    to_z = activation.MakeToZ(pass, c);
   }
   __device__ void Add(const FusedActivation<A>& activation, A saved, A dy, A* first,
                       A* second) const {

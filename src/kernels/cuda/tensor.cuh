@@ -91,15 +91,15 @@ struct FusedActivation {
   __device__ explicit FusedActivation(const PassInput& pass)
       : variant(VariantOf(pass)), slopes(MakeSlopes<A>(pass.activation.slope)) {}
 
-  // Returns `to_z` for Unwind (activation.inl). Only kLeakyOfX reads its scale and its offset.
-  __device__ Affine<A> ToUnwind(const PassInput& pass, int64_t c) const {
+  // Returns Unwind's argument `to_z`. Unwind only reads its center unless the variant is kLeakyOfX.
+  __device__ Affine<A> MakeToZ(const PassInput& pass, int64_t c) const {
     if (variant != kLeakyOfX) return {static_cast<A>(CenterOf(pass)[c]), 0, 0};
     return MakeAffine<A>(pass.mean[c], pass.scale[c], pass.offset[c]);
   }
 };
 
-// Calls run(element, width, channels, cut) with a T, two integral constants that are the numbers of
-// elements and of channels in a vector, and the cut of a pass that accesses `tensors`.
+// Calls run(element, width, channels, cut). `element` is a T, and `cut` divides the pass over
+// `tensors`. The cut's vectors have `width` elements of at most `channels` channels.
 template <typename T, typename Run>
 void WithWidth(const PassInput& pass, std::initializer_list<const void*> tensors, const Run& run) {
   const bool aligned = std::all_of(tensors.begin(), tensors.end(), [](const void* tensor) {
