@@ -1,5 +1,5 @@
 // Messages over a communicator of mpi4py. This file is a library of its own, because nothing else
-// needs MPI. It calls plain functions of MPI 3, which every implementation has.
+// needs MPI. It calls only functions of the MPI 3 standard.
 #include <mpi.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
