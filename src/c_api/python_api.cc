@@ -163,7 +163,6 @@ SYNCBN_EXPORT(int, gluon_syncbn_reset_all) {
   return CatchAll([&] { Table::Get().Reset(); });
 }
 
-// The Git commit of this build, or "" if unknown.
 SYNCBN_EXPORT(const char*, gluon_syncbn_commit) { return SYNCBN_COMMIT; }
 
 SYNCBN_EXPORT(const char*, gluon_syncbn_instruction_set) { return syncbn::cpu::InstructionSet(); }
