@@ -384,7 +384,7 @@ void Table::CheckLeft(const Exchange& exchange) {
   std::vector<Subtree> needed = exchange.Missing();
   needed.push_back({exchange.position.parent, 0});
   for (const Subtree& other : needed) {
-    if (!peers_.HasLeft(other.rank)) continue;
+    if (!peers_.PeerHasLeft(other.rank)) continue;
     throw Error(Concat(exchange.key.Title(), ": rank ", other.rank,
                        " has left: its program has ended or called ", kShutdown,
                        ", so this exchange cannot complete."));
