@@ -45,7 +45,7 @@ from .backward import replace_backward
 from .devices import Devices, OwnThreads, inside_map
 from .recorded_call import RecordedCall, refuse_losses, variables_on
 from .replicas import only_participants, unchanged
-from .shards import Shards, check_other_rows, describe_outputs, join_shards
+from .shards import Shards, check_independent_of_rows, describe_outputs, join_shards
 
 
 class ForwardOnDevices(ForwardReplacement):
@@ -147,7 +147,7 @@ class ParallelForward(ForwardOnDevices):
                 other = expected
                 if known:
                     other = self._describe_other_rows(args, shards, parameters)
-                check_other_rows(description, other, rows[0])
+                check_independent_of_rows(description, other, rows[0])
             known.add(sizeless)
 
         # Layers wait for other devices only in training.
