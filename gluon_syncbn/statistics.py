@@ -300,7 +300,10 @@ def _check_all_ranks(values):
         if not np.isfinite(value).all()
     ]
     if not values:
-        faults = ["net must call a BatchNorm that is not frozen, got no call"]
+        faults = [
+            "net must call a BatchNorm that is not frozen with finite values, got no "
+            "such call"
+        ]
     for fault in allgather(faults, "recompute_statistics"):
         if fault:
             raise ValueError(fault[0])

@@ -204,6 +204,8 @@ def test_batches_that_do_not_count():
     batches = iter([nd.array([[x]]) for x in (1.0, np.inf, 3.0, 7.0)])
     recompute_statistics(layer, batches, steps=3)
     assert statistics(layer) == [2, 1] and next(batches).asnumpy() == 7
+    with pytest.raises(ValueError, match="finite"):
+        recompute_statistics(layer, [nd.array([[np.nan]])])
 
 
 def test_an_earlier_call_that_is_still_queued_does_not_count():
