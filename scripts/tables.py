@@ -76,7 +76,7 @@ def nets(name="benchmark_net.json"):
         [net, *(f"{min(r):.2f} to {max(r):.2f}" for r in layers.values())]
         for net, layers in ratios.items()
     ]
-    head = f"net (measured with a memory bandwidth of {document['copy_gb_s']:.0f} GB/s)"
+    head = f"net, on a machine that copies {document['copy_gb_s']:.0f} GB/s"
     ours = "gluon_syncbn (one worker)"
     return markdown([head, ours, "MXNet's SyncBatchNorm (two workers)"], rows)
 
