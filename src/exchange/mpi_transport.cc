@@ -97,7 +97,7 @@ class MpiTransport : public Transport {
   }
 
   // MPI_Finalize first deletes the attributes of MPI_COMM_SELF (MPI 3.1, 8.7.1).
-  void OnClose(std::function<bool()> closing) override {
+  void OnFinalize(std::function<bool()> closing) override {
     closing_ = std::move(closing);
     int keyval = 0;
     Check(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, CallClosing, &keyval, nullptr),

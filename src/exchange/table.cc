@@ -369,7 +369,7 @@ Table& Table::Get() {
 
 void Table::Connect(std::unique_ptr<Transport> transport) {
   Lock lock(mutex_);
-  transport->OnClose([this] { return Disconnect(0, kCloseSeconds); });
+  transport->OnFinalize([this] { return Disconnect(0, kCloseSeconds); });
   peers_.Connect(std::move(transport));
   // Another thread may have held the mutex at the fork.
   pthread_atfork(nullptr, nullptr, [] {

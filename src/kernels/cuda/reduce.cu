@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     tile[threadIdx.x * kSums + k] = vectors > 0 ? terms[k].Of(sums[k]) : sums[k];
   }
   __syncthreads();
-  const int stride = cut.tile_slots * kSums;  // contributions of a row of threads
+  const int stride = cut.row_threads * kSums;  // contributions of a row of threads
   const int inner = cut.columns ? static_cast<int>(cut.layout.inner) : 1;
   const auto finish = [&](int channel, const Partial& all) {
     Terms::Finish(pass, work.channel + channel, all);
