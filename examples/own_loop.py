@@ -2,8 +2,8 @@
 
     python examples/own_loop.py
 
-`Devices` splits batches, and `map` calls a function in a thread for each context. Do
-not read results in this function, because other contexts may have no work yet.
+`Devices` splits batches, and `map` calls a function in a thread for each context. Read
+results after `map`, because the layer waits until it is called on all contexts.
 """
 
 import argparse

@@ -53,7 +53,7 @@ def comma_list(values: Iterable) -> str:
 
 
 def check_type(name: str, value: Any, types: Any, expected: str) -> Any:
-    """Raise TypeError unless `value` is one of `types`, which `expected` describes."""
+    """Raise TypeError unless isinstance(value, types), which `expected` describes."""
     if not isinstance(value, types):
         raise TypeError(f"{name} must be {expected}, got {short_repr(value)}")
     return value

@@ -95,7 +95,7 @@ if not re.match(r"(1\.[6-9]|2\.0)(\D|$)", mx.__version__):
         "the version of MXNet must be 1.6 to 1.9.1 or 2.0, got "
         f"{mx.__version__}. Run `pip install mxnet==1.9.1`."
     )
-# Blocks of Gluon 2 have no names and accept only mx.np arrays. A block that is traced
-# computes arrays without values, where Gluon 1 has symbols.
+# Blocks of Gluon 2 have no names and accept only mx.np arrays. Gluon 2 traces a block
+# with arrays that have no values, and Gluon 1 traces it with symbols.
 IS_GLUON_2 = mx.__version__.startswith("2.")
 Context = mx.Device if IS_GLUON_2 else mx.Context

@@ -1,6 +1,6 @@
-"""Running statistics computed from batches with fixed parameters.
+"""Recompute the running statistics of a net from some batches.
 
-Native code collects the moments of a layer's batches. Meanwhile the layer uses batch
+While native code collects the moments of a layer's batches, the layer uses batch
 statistics in inference, and does not change its running statistics.
 """
 
@@ -63,10 +63,11 @@ def recompute_statistics(
     batches : iterable
         Each batch is an array, an ``mx.io.DataBatch``, or a tuple or list that begins
         with the inputs of `net`. Later elements of a tuple or list, such as labels, are
-        ignored. So are masks if `net` is a SyncBatchNorm, or a Sequential that begins
-        with one. Arrays are NumPy's or MXNet's, on any context. If `net` is on several
-        contexts, each batch is split over them. Processes need equally many batches. A
-        layer with ``nonfinite="skip"`` ignores batches whose moments are not finite.
+        ignored. The second input `mask` of a SyncBatchNorm is also ignored if `net` is
+        this layer, or a Sequential that begins with it. Arrays are NumPy's or MXNet's,
+        on any context. If `net` is on several contexts, each batch is split over them.
+        Processes need equally many batches. A layer with ``nonfinite="skip"`` ignores
+        batches whose moments are not finite.
     steps : int or None, default None
         Maximum number of batches. By default all batches are used.
 
@@ -90,9 +91,9 @@ def recompute_statistics(
 
     Notes
     -----
-    The iterable `batches` may call `net` itself, for example to make pseudo-labels;
-    such calls are not counted. Meanwhile another thread may call `net` if it is
-    parallel, but not its children.
+    The iterable `batches` may call `net` itself, for example to make pseudo-labels. The
+    result does not depend on these calls. While this function runs, another thread may
+    call a parallel `net`, but must not call children of `net`.
 
     References
     ----------
@@ -128,7 +129,8 @@ def recompute_statistics(
             warn(f"these batch normalizations keep their statistics: {names}")
         if not layers:
             raise ValueError(
-                f"net must have a BatchNorm that is not frozen, got {name_of(net)}"
+                "net must have a BatchNorm that can be converted and is not frozen, "
+                f"got {name_of(net)}"
             )
         batches = itertools.islice(batches, steps)
         moments = _collect(net, layers, devices, axis, batches)
@@ -298,7 +300,10 @@ def _check_all_ranks(values):
         if not np.isfinite(value).all()
     ]
     if not values:
-        faults = ["net must call a BatchNorm that is not frozen, got no call"]
+        faults = [
+            "net must call a BatchNorm that is not frozen with finite values, got no "
+            "such call"
+        ]
     for fault in allgather(faults, "recompute_statistics"):
         if fault:
             raise ValueError(fault[0])

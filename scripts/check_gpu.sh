@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Check the CUDA kernels on a GPU: build the programs, time and test the kernels, test the layer,
-# and look for races and bad accesses. OUT receives logs. The part `mxnet` runs only if PARTS lists
-# it. docs/design/gpus.md describes this part and has more examples.
+# and look for races and bad accesses. The folder OUT receives logs. PARTS lists the parts to run,
+# by default all except `mxnet`. docs/design/gpus.md describes `mxnet` and has more examples.
 #
 #     bash scripts/check_gpu.sh OUT
 #     EMULATED=1 PARTS="build layer" bash scripts/check_gpu.sh OUT    # small sizes on a CPU
@@ -10,7 +10,7 @@
 # without the dot, such as 90. PYTHON is the interpreter for the part `mxnet`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-out=$(mkdir -p "${1:?where logs go}" && cd "$1" && pwd)
+out=$(mkdir -p "${1:?pass a folder for the logs}" && cd "$1" && pwd)
 python=${PYTHON:-python3}
 emulated=${EMULATED:-}
 parts=${PARTS:-build benchmark layer kernels memcheck racecheck synccheck initcheck}
@@ -42,7 +42,7 @@ run_build() {
     else
         local generation=${GENERATION:-$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader)}
         generation=${generation%%$'\n'*}
-        # Compiling for one generation takes a quarter of the time of all.
+        # Compiling for all generations of GPUs takes four times as long as for one.
         options=(-DGLUON_SYNCBN_CUDA=1 -DGLUON_SYNCBN_CHECKS=ON
             "-DCMAKE_CUDA_ARCHITECTURES=${generation//./}-real")
     fi

@@ -3,9 +3,9 @@
 The wheel loads CUDA's libraries. The script replaces each of them with a stub, which
 has the functions that libmxnet.so imports. It builds the stubs twice:
 
-* with two GPUs emulated on the CPU (tests/cpp/emulated_cuda). The package, built with
-  emulated kernels, runs tests/layer/test_gpu_contexts.py on gpu(0) and gpu(1);
-* without a driver and a device. The package runs the whole suite on CPU contexts,
+* with two GPUs emulated on the CPU (tests/cpp/emulated_cuda). The script builds our
+  library with emulated kernels and runs tests/layer/test_gpu_contexts.py;
+* without a driver and a device. The script runs the whole suite on CPU contexts,
   although MXNet was built with CUDA.
 
     python scripts/check_gpu_wheel.py                  # arguments go to the suite

@@ -12,7 +12,7 @@ find_python() {
             return
         fi
     done
-    echo "error: Python must be 3.8 to 3.13. None of ${PYTHON:-${usual// /, }} is." >&2
+    echo "error: none of these commands runs Python 3.8 to 3.13: ${PYTHON:-${usual// /, }}" >&2
     return 1
 }
 VENV=${VENV:-.venv}

@@ -2,7 +2,7 @@
 
 `cog -r -I scripts PAGE` writes them into the [[[cog ...]]] blocks of a page, and
 scripts/lint.sh checks that they are up to date. cog needs only the standard library.
-A function's `name` is the path of a JSON file, absolute or in scripts/results.
+An argument `name` is the path of a JSON file, absolute or in scripts/results.
 """
 
 import json

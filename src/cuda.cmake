@@ -1,6 +1,6 @@
 # Adds the CUDA files to gluon_syncbn_objects if they can be built, and sets
 # GLUON_SYNCBN_CUDA_ARCHITECTURES ("75-real;90-virtual") and architectures ("75-real 90-virtual").
-# Otherwise sets GLUON_SYNCBN_CUDA_MISSING to the reason, which errors print after "because".
+# Otherwise sets GLUON_SYNCBN_CUDA_MISSING to the reason. GLUON_SYNCBN_CUDA=1 needs a working nvcc.
 set(GLUON_SYNCBN_CUDA_ARCHITECTURES "")
 set(GLUON_SYNCBN_CUDA_MISSING "")
 if(NOT DEFINED GLUON_SYNCBN_CUDA OR GLUON_SYNCBN_CUDA STREQUAL "")
@@ -72,7 +72,6 @@ function(find_nvcc result reason)
       set(${reason} ${failures} PARENT_SCOPE)
       return()
     endif()
-    # The first line with an error, or the status and all output if there is no such line.
     string(REGEX MATCH "[^\n]*(error|fatal|rror:)[^\n]*" line "${output}")
     if(NOT line)
       string(STRIP "${status} ${output}" line)
@@ -81,7 +80,7 @@ function(find_nvcc result reason)
     list(APPEND failures "${nvcc} does not work: ${line}")
   endforeach()
   if(NOT nvccs)
-    set(failures "there is no nvcc on PATH, in /usr/local/cuda*/bin or where Debian installs it")
+    set(failures "there is no nvcc on PATH, in /usr/local/cuda*/bin or in another usual folder")
   endif()
   set(${result} "" PARENT_SCOPE)
   set(${reason} ${failures} PARENT_SCOPE)

@@ -11,7 +11,7 @@ from support.helpers import cpus
 
 
 def pytest_addoption(parser):
-    parser.addoption("--full", action="store_true", help="also run tests marked full")
+    parser.addoption("--full", action="store_true", help="run all tests, repeat some")
 
 
 def pytest_configure(config):

@@ -1,9 +1,8 @@
 """Train in several processes: ``mpirun -n 8 python train.py``.
 
-After :func:`init` each layer exchanges its statistics over MPI, once per forward and
-once per backward. :class:`Trainer` also sums gradients over MPI; MXNet's kvstore or
-Horovod can do that instead. Use mpi4py to sum metrics. MPI is not needed before
-:func:`init`.
+After :func:`init` each SyncBatchNorm synchronizes over MPI, in forward and in backward.
+:class:`Trainer` sums gradients over MPI; MXNet's kvstore or Horovod can do that
+instead. Use mpi4py to sum metrics. MPI is not needed before :func:`init`.
 """
 
 from ..native.processes import (

@@ -89,7 +89,7 @@ def collectives(
         with DeferredSignals() as section:
             while not MPI.Request.Testall(requests):  # Testall also lets MPI proceed
                 waited = time.monotonic() - begin
-                if waited < _AWAKE:
+                if waited < _AWAKE:  # poll without sleep
                     os.sched_yield()
                     continue
                 failure = failures.failure()

@@ -47,9 +47,8 @@ class Trainer(mx.gluon.Trainer):
     Parameters
     ----------
     net : mxnet.gluon.Block, ParameterDict or list of Parameter
-        Rank 0's parameters are copied to all ranks, see :func:`broadcast_parameters`.
-        If you pass the Block, the positions of parameters and SyncBatchNorm layers in
-        it must also be equal on all ranks.
+        Rank 0's parameters are copied to all ranks by :func:`broadcast_parameters`,
+        which first compares the nets of all ranks.
     optimizer : str or mxnet.optimizer.Optimizer
         The optimizer or its name.
     optimizer_params : dict or None, default None
@@ -109,7 +108,8 @@ class Trainer(mx.gluon.Trainer):
         self._in_order_of_forward = parameters
         self._fresh: list = []  # parameters that have a new gradient on any rank
         self._number = next(_trainer_numbers)
-        self._samples, self._total = 0.0, 0.0  # the batch sizes of this rank, all ranks
+        self._samples = 0.0  # the batch size of this rank
+        self._total = 0.0  # the sum of the batch sizes of all ranks
         broadcast_parameters(net if isinstance(net, Block) else parameters)
 
     def step(self, batch_size: float, ignore_stale_grad: bool = False) -> None:

@@ -84,8 +84,8 @@ class SyncBatchNorm(nn.BatchNorm):
     slope : float or None, default None
         Factor of negative values for "leaky_relu". None means 0.01.
     nonfinite : "propagate", "skip" or "raise", default "propagate"
-        What a training batch does to the running statistics if its mean or variance is
-        not finite in their dtype.
+        What happens to the running statistics if a training batch has a mean or
+        variance that is not finite in the dtype of these statistics.
 
         * "propagate": they become non-finite, as in BatchNorm.
         * "skip": they do not change. The output is the same as with "propagate".
@@ -329,7 +329,7 @@ class SyncBatchNorm(nn.BatchNorm):
         if expected == 1 < len(shared):
             raise ValueError(
                 f"SyncBatchNorm '{self.name}': num_devices must be {len(shared)} or "
-                f"None for a map over {comma_list(shared)}, got 1. Call "
+                f"None for a layer that runs on {comma_list(shared)}, got 1. Call "
                 f"convert_sync_batchnorm(net, num_devices={len(shared)}), or "
                 "initialize the layer on one context."
             )
@@ -357,7 +357,7 @@ class _MaskedElements:
     def __init__(self, F: Any, x: Any, mask: Any, axis: int) -> None:
         self._F, self._axis = F, axis
         mask = F.cast(F.BlockGrad(mask), dtype="float32")
-        # Adding zeros of x's shape makes MXNet check the mask's shape, also in a graph.
+        # Adding a channel of zeros makes MXNet check the mask's shape, also in a graph.
         channel = F.slice_axis(F.BlockGrad(x), axis=axis, begin=0, end=1)
         channel = F.cast(F.zeros_like(channel), dtype="float32")
         mask = F.elemwise_add(F.expand_dims(mask, axis=axis), channel, name="mask")
@@ -374,7 +374,6 @@ class _MaskedElements:
         """Return the number of valid elements, repeated for each channel."""
         F = self._F
         count = F.sum(F.cast(self._is_valid, dtype="float64"), axis=0, keepdims=True)
-        # The result has the length of a row. The shape of gamma may be unknown.
         row = F.reshape(F.slice_axis(matrix, axis=0, begin=0, end=1), shape=(-1,))
         return F.broadcast_like(count, F.cast(F.BlockGrad(row), dtype="float64"))
 

@@ -53,10 +53,10 @@ def convert_sync_batchnorm(
 
     It converts :class:`nn.BatchNorm`, ``nn.BatchNormReLU``, MXNet's contrib
     ``SyncBatchNorm``, GluonCV's ``BatchNormCudnnOff``, and nodes of these kinds in the
-    graph of a :class:`SymbolBlock`. An existing SyncBatchNorm gets the new settings. A
-    subclass that defines more than ``__init__``, and InstanceNorm, LayerNorm and
-    GroupNorm are not converted. Every hybridized block whose graph contains a converted
-    layer is traced again, also if the block contains `net`.
+    graph of a :class:`SymbolBlock`. A subclass of these layers is converted only if it
+    defines nothing but ``__init__``. An existing SyncBatchNorm gets the new settings.
+    Every hybridized block whose graph contains a converted layer is traced again, also
+    if the block contains `net`.
 
     Afterwards the main thread may call `net` in a plain loop over several CPU contexts,
     as after :func:`allow_plain_loop`.
@@ -83,9 +83,9 @@ def convert_sync_batchnorm(
     -----
     UserWarning
         If the net has no batch normalization. Another warning lists what cannot be
-        converted: a subclass that defines methods; a node of a SymbolBlock if the graph
-        reads its mean or variance, or computes its parameters; and running statistics
-        that belong to no layer of the net, as in a block that calls F.BatchNorm.
+        converted: a subclass that defines more than ``__init__``; a node of a
+        SymbolBlock if the graph reads its mean or variance, or computes its parameters;
+        and running statistics of no layer, as in a block that calls F.BatchNorm.
 
     Notes
     -----
@@ -116,7 +116,7 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
     `net` is returned. Afterwards you can export it, and run it where gluon_syncbn is
     not installed. Layers that were created as SyncBatchNorm, and MXNet's contrib
     layers, become :class:`nn.BatchNorm`, or a subclass that applies their activation.
-    A subclass that defines more than ``__init__`` is not converted.
+    A subclass of SyncBatchNorm that defines more than ``__init__`` is not converted.
 
     Raises
     ------
@@ -136,7 +136,6 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
     found = _norms_to_change(net)
     norms = [n for n in found if isinstance(n.layer, (SyncBatchNorm, CONTRIB))]
     norms = [norm for norm in norms if not finding.own_methods(norm.layer)]
-    # A frozen node is already MXNet's BatchNorm, and other nodes apply its mask.
     masked = [norm.name for norm in norms if norm.is_masked and not norm.is_frozen()]
     if masked:
         raise ValueError(
@@ -173,8 +172,9 @@ def freeze_statistics(net: mx.gluon.Block, frozen: bool = True) -> mx.gluon.Bloc
     Warns
     -----
     UserWarning
-        If there is nothing to freeze. Another warning names layers that perhaps did
-        not change, see :func:`convert_sync_batchnorm`.
+        If there is nothing to freeze. Another warning lists what perhaps did not
+        change: layers whose class defines more than ``__init__``, and running
+        statistics of no layer, as in a block that calls F.BatchNorm.
 
     Notes
     -----
@@ -242,7 +242,7 @@ def synchronized(net: mx.gluon.Block) -> Iterator[list[Norm]]:
 def _norms_to_change(net):
     norms = finding.norms_of(net)
     if IS_GLUON_2 and any(norm.block is not None for norm in norms):
-        # The new nodes would be symbols, which the blocks of MXNet 2 do not accept.
+        # finding.remake_graph calls layers with symbols, which MXNet 2 does not allow.
         raise NotImplementedError(
             "net must not have a SymbolBlock with batch normalization in MXNet 2. Use "
             "the blocks from which the graph was exported."
@@ -287,8 +287,8 @@ def _convert_layer(norm, settings):
     settings = settings._replace(**_kept_settings(layer))
     if isinstance(layer, SyncBatchNorm):
         sync = layer._sync
-        # A SymbolBlock's layer gets another `sync`, because the block that it was
-        # exported from may use the old one. A new name also needs another `sync`.
+        # A SymbolBlock can share `sync` with the net that was exported, so its layer
+        # gets a new Synchronization. A renamed layer also gets a new one.
         if norm.block is None and sync.name == norm.name:
             sync.settings = settings
             sync.update(layer.contexts(), settings_of(layer), restarts=True)

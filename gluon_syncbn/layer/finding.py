@@ -118,7 +118,7 @@ def own_methods(block: mx.gluon.Block) -> list[str]:
 # ---- SymbolBlocks.
 
 
-@dataclasses.dataclass  # MXNet warns of layers in an attribute that is a tuple
+@dataclasses.dataclass  # not a NamedTuple, because MXNet warns of tuples with layers
 class _Source:
     """The original graph of a SymbolBlock, and the graph that was made from it."""
 

@@ -1,7 +1,7 @@
 """Change graphs with layers so that MXNet runs them safely, and warn if one is saved.
 
 Any block may run such a graph: GluonCV makes SymbolBlocks from symbols of a layer. So
-the first layer that is traced replaces MXNet's class of graphs.
+`watch_graphs` replaces ``mx.nd.CachedOp``, MXNet's class that runs graphs.
 
 A guard is an operator before or after a layer that makes the layer's input, or the
 gradient of its output, plain: row-major instead of oneDNN's blocked layout. The reasons
@@ -31,7 +31,7 @@ from ..native.library import load
 
 def guarded(F: Any, value: Any) -> Any:
     """Return a copy of a value. A copy is a guard that is safe in every mode."""
-    # amp_multicast would not copy, but it ignores grad_req="add" of a graph's input.
+    # amp_multicast is faster, but it ignores grad_req="add" of a graph's input.
     return F.SliceChannel(value, num_outputs=1)
 
 
@@ -58,7 +58,7 @@ def layers_in(symbol: Any) -> list:
 
 @lru_cache(maxsize=None)
 def watch_graphs() -> None:
-    """Replace MXNet's class of graphs, and warn if a graph with layers is saved."""
+    """Replace ``mx.nd.CachedOp``, and warn if a graph with layers is saved."""
 
     class CachedOp(mx.nd.CachedOp):
         def __init__(self, graph: Any, flags: Sequence = ()) -> None:
@@ -150,7 +150,7 @@ def _prepared(symbol, is_static, is_for_gpus):
 
 
 def guards_of(nodes: list, layers: set) -> dict:
-    """Return {number of a guard of these layers: True if it is behind a layer}."""
+    """Return {number of a guard of these layers: True if it is after a layer}."""
     found = {}
     for number, node in enumerate(nodes):
         before = node["inputs"][0][0] if node["inputs"] else -1
@@ -168,8 +168,8 @@ def _is_guard(node):
 def _choose_guards(symbol, graph, guards, is_static):
     """Replace the guards of a graph by cheaper ones."""
     inferred = _infer(symbol, graph, list(guards))
-    for (number, is_behind), (ndim, dtype) in zip(guards.items(), inferred):
-        if not is_behind:
+    for (number, is_after), (ndim, dtype) in zip(guards.items(), inferred):
+        if not is_after:
             # A Reshape of up to 4 dimensions copies only if it must.
             if 1 <= ndim <= 4:
                 _replace(graph["nodes"][number], "Reshape", shape="(-2,)")
@@ -179,8 +179,8 @@ def _choose_guards(symbol, graph, guards, is_static):
                 _replace(graph["nodes"][number], "transpose", axes="(0, 1, 2, 3)")
         elif dtype == "float32":
             # A layer must not compute an output of a static_shape graph, so another
-            # node follows it. amp_multicast copies nothing, but a Reshape would copy
-            # gradients in blocked layouts.
+            # node follows it. A Reshape would be slower than amp_multicast, because it
+            # copies gradients in blocked layouts.
             _replace(graph["nodes"][number], "amp_multicast", num_outputs="1")
         elif dtype is not None:  # only float32 gradients have blocked layouts
             _replace(graph["nodes"][number], "Reshape", shape="(-2,)")

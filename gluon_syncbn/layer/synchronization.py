@@ -139,8 +139,8 @@ class Synchronization:
     ) -> None:
         """Pass all options to native code if one of them has changed.
 
-        If `restarts`, native code also restarts the numbering of calls. The caller must
-        have waited for all calls.
+        A change with `restarts` also restarts the numbering of calls, so the caller
+        must first wait for all calls.
         """
         self.contexts, self.norm_settings = list(contexts), dict(norm_settings)
         settings = self.settings

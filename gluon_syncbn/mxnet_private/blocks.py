@@ -18,9 +18,9 @@ from .arrays import flatten
 # base class of BatchNorm and BatchNormReLU.
 BatchNormBase = getattr(nn.basic_layers, "_BatchNorm", nn.BatchNorm)
 
-# Methods of MXNet. Only the call stack shows whether they run.
-_TRACE = HybridBlock._get_graph.__code__
-_BUILD = HybridBlock._build_cache.__code__
+# Code of MXNet's methods. Only the call stack shows that a method is running.
+_TRACE_CODE = HybridBlock._get_graph.__code__
+_BUILD_CODE = HybridBlock._build_cache.__code__
 
 settings_of = attrgetter("_kwargs")  # the arguments of a BatchNorm's operator
 
@@ -198,13 +198,13 @@ def _variables_of(code):
 
 def traced_block() -> mx.gluon.HybridBlock | None:
     """Return the outermost block that this thread is tracing, or None."""
-    traced = [variables["self"] for variables in _variables_of(_TRACE)]
+    traced = [variables["self"] for variables in _variables_of(_TRACE_CODE)]
     return traced[-1] if traced else None
 
 
 def current_build() -> tuple[mx.gluon.HybridBlock | None, dict]:
     """Return the called block whose CachedOp is being made, and its inputs by name."""
-    for found in _variables_of(_BUILD):
+    for found in _variables_of(_BUILD_CODE):
         names = [symbol.name for symbol in found["data"]]
         arrays = [value for value in flatten(found["args"]) if value is not None]
         return found["self"], dict(zip(names, arrays))

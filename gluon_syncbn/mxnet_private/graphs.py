@@ -111,9 +111,9 @@ def resolve_entry(entry: list, entries: list) -> list:
     return [number, old_output if output is None else output, *version]
 
 
-# ---- Nodes of autograd. Their names are unique in a process: "var7" is an array with
-# attach_grad, "null7" another array that an operator has read, "node_7" an operator.
-# The public autograd.get_symbol raises for an array that is not recorded.
+# ---- Nodes of autograd. Their names are unique in a process: "var7" is a variable (an
+# array with attach_grad), "null7" another array that an operator has read, "node_7" an
+# operator. The public autograd.get_symbol raises for an array that is not recorded.
 
 
 def names_of(arrays: Iterable) -> list[str | None]:
@@ -123,7 +123,7 @@ def names_of(arrays: Iterable) -> list[str | None]:
 
 
 def variables_behind(arrays: Iterable) -> set[str]:
-    """Return the names of the variables with a gradient that arrays depend on."""
+    """Return the names of all variables that arrays depend on."""
     symbols = [symbol for symbol in symbols_of(arrays) if symbol is not None]
     names = mx.sym.Group(symbols).list_arguments() if symbols else []
     return {name for name in names if name.startswith("var")}
@@ -190,7 +190,7 @@ def owning_zero(owner: Any, array: mx.nd.NDArray) -> mx.nd.NDArray:
     return zeros[1]
 
 
-# ---- Scopes, such as ``with autograd.record():``, have no public names.
+# ---- Scopes. The class of scopes such as ``with autograd.record():`` is private.
 
 _scopes = threading.local()
 
@@ -272,7 +272,7 @@ def drop(heads: Sequence) -> None:
     another variable, and asks for the gradient of this variable only. So no operator
     of the dropped graphs runs.
     """
-    # The variable is reused. MXNet forgets a variable with "null" after a backward.
+    # A "null" variable could not be reused, because MXNet forgets it after a backward.
     variable = _marked("write", heads[0].context)
     was_recording = autograd.set_recording(True)
     try:

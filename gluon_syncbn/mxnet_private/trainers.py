@@ -96,7 +96,7 @@ def updated_once(trainer: mx.gluon.Trainer) -> Iterator[None]:
         yield
     for parameter in parallel:
         first, *others = data_of(parameter)
-        if not is_fresh(first):  # the update clears the mark
+        if not is_fresh(first):  # an update marks the gradient as stale
             copy_to_others(first, others)
             mark_fresh(others, False)
 
@@ -148,5 +148,5 @@ def _set_trainer(parameter, act, trainer):
         act(trainer)
 
 
-def forget_trainers(parameter: mx.gluon.Parameter) -> None:
+def remove_trainer_callback(parameter: mx.gluon.Parameter) -> None:
     vars(parameter).pop("_set_trainer", None)

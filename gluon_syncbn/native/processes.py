@@ -77,15 +77,15 @@ def init(timeout: float | None = None) -> None:
     Every :class:`gluon_syncbn.SyncBatchNorm` then synchronizes with the layer of the
     same name in all other processes, or in the processes of its `group`. Every process
     must call this function. Further calls do nothing. mpi4py initializes MPI, unless
-    Horovod has done so, and finalizes MPI when the program ends.
+    Horovod has done so.
 
     Parameters
     ----------
     timeout : float or None, default None
         Seconds to wait for the other processes; None means
-        :func:`gluon_syncbn.get_timeout`. MPI's own wait for processes that have not
-        reached ``MPI_Init`` cannot be interrupted, so after the timeout this process
-        ends with status 1.
+        :func:`gluon_syncbn.get_timeout`. If the timeout passes in ``MPI_Init``, which
+        cannot be interrupted, this process ends with status 1. If it passes later, a
+        RuntimeError is raised.
 
     Raises
     ------
@@ -312,7 +312,7 @@ def _transport(comm):
             "wrapper mpicxx (for example `pip install mpich`), then run "
             "`pip install --force-reinstall '.[mpi]'`."
         )
-    reason = "its library has loaded another MPI"
+    reason = "the library of gluon_syncbn has loaded another MPI"
     try:
         library = ctypes.CDLL(str(file))
         declare(library, file, _SIGNATURES)

@@ -35,7 +35,7 @@ def release_trainers(parameters: Iterable[mx.gluon.Parameter]) -> None:
     kept = {id(p) for layer in list_alive(layers) for p in layer.parameters}
     for parameter in parameters:
         if id(parameter) not in kept and not is_replicated(parameter):
-            trainers.forget_trainers(parameter)
+            trainers.remove_trainer_callback(parameter)
     for trainer in set(filter(None, map(trainer_of, parameters))):
         is_needed = any(map(is_replicated, trainers.parameters_of(trainer)))
         if isinstance(trainer, _Guarded) and not is_needed and not _layers_of(trainer):

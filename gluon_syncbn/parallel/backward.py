@@ -55,8 +55,7 @@ def _backward(backward):
     with autograd.pause(), parameters.summed():
         heads = _run_calls(calls, leaves, backward, parameters)
     if not backward.retain_graph:
-        # Freeing a graph detaches arrays that have no gradient. Other graphs may share
-        # them, so all graphs are freed together.
+        # Graphs may share arrays, so freeing one graph alone could break another.
         graphs.drop(heads + [head for call in calls for head in call.heads])
 
 
@@ -78,8 +77,8 @@ def _check_head_gradients(backward):
 def _run_calls(calls, leaves, backward, parameters):
     """Run backward through the caller's graph, and then through each call's graphs.
 
-    The calls' inputs are further heads of the caller's graph. If there are any, the
-    gradients of its variables are written last, from all heads. Return all heads.
+    If inputs of calls depend on variables, backward then runs through the caller's
+    graph again, from the heads and these inputs. Return the heads and these inputs.
     """
     heads, gradients, mode = backward.heads, backward.gradients, backward.train_mode
     has_inputs = any(call.inputs for call in calls)
@@ -154,19 +153,19 @@ class ParameterGradients:
     def summed(self) -> Iterator[None]:
         """Sum over devices the gradients that the ``with`` block writes."""
         values = [data for _, pairs in self._all for data, _ in pairs]
-        previous = list(filter(is_fresh, values))
+        fresh_before = list(filter(is_fresh, values))
         added = [pairs for p, pairs in self._summed if p.grad_req == "add"]
         earlier = [(grad, grad.copy()) for pairs in added for _, grad in pairs]
         for grad, _ in earlier:
             grad[:] = 0
-        mark_fresh(previous, False)
+        mark_fresh(fresh_before, False)
         try:
             yield
             self._sum()
-        finally:  # arrays that were fresh before the block stay fresh
+        finally:
             for grad, value in earlier:
                 grad += value
-            mark_fresh(previous)
+            mark_fresh(fresh_before)
 
     def _sum(self):
         """Give all devices the sum of the gradients that devices have written."""

@@ -40,8 +40,6 @@ _LISTS = (Sequence, mx.nd.NDArray, np.ndarray)
 
 
 class _Thread(threading.local):
-    """State of the calling thread."""
-
     calls: Any = None  # the queue of the thread's Worker
     seed_count = -1  # `_seed_count` when the thread was seeded
 
@@ -70,7 +68,7 @@ class Worker:
         self.unfinished.add(result)
         self._calls.put((result, function, arguments))
         try:
-            if callers_queue is not None:  # the caller serves it meanwhile
+            if callers_queue is not None:  # a Worker runs its own calls while it waits
                 result.add_done_callback(lambda _: callers_queue.put(None))
                 _serve(callers_queue)
             return result.result()

@@ -45,7 +45,7 @@ from .backward import replace_backward
 from .devices import Devices, OwnThreads, inside_map
 from .recorded_call import RecordedCall, refuse_losses, variables_on
 from .replicas import only_participants, unchanged
-from .shards import Shards, check_other_rows, describe_outputs, join_shards
+from .shards import Shards, check_independent_of_rows, describe_outputs, join_shards
 
 
 class ForwardOnDevices(ForwardReplacement):
@@ -53,10 +53,10 @@ class ForwardOnDevices(ForwardReplacement):
 
     def __init__(self, net: mx.gluon.Block) -> None:
         super().__init__(net)
-        # False if the program has replaced `forward`. Such a layer is not converted.
+        # True unless the program has replaced `forward`. layer/finding.py reads this.
         functions = self.replaced.values()
         self.calls_class = all(getattr(f, "calls_class", False) for f in functions)
-        self._variables: dict = {}  # {context: names of the parameters' variables}
+        self._variables: dict = {}  # {context: autograd's names of its parameters}
 
     def run(
         self,
@@ -124,7 +124,7 @@ class ParallelForward(ForwardOnDevices):
             self._check_whole_batch(inputs)
         if is_training and self._has_new_layers(blocks):
             self.convert_layers(blocks)
-        collect_lent(parameters)  # the program may have changed an array lent to it
+        collect_lent(parameters)  # the program may have changed parameters on a device
         shards = Shards.split(args, inputs, contexts, self.batch_axis)
         kind = is_training, *((type(x), getattr(x, "ndim", None)) for x in inputs)
         known = self._known[kind]
@@ -147,7 +147,7 @@ class ParallelForward(ForwardOnDevices):
                 other = expected
                 if known:
                     other = self._describe_other_rows(args, shards, parameters)
-                check_other_rows(description, other, rows[0])
+                check_independent_of_rows(description, other, rows[0])
             known.add(sizeless)
 
         # Layers wait for other devices only in training.
@@ -263,9 +263,9 @@ class ParallelForward(ForwardOnDevices):
     def _describe_other_rows(self, args, shards, parameters):
         """Describe the first device's outputs for another number of rows.
 
-        If shards have equal lengths, an output without rows may by chance have the same
-        length. Another number of rows shows this. Return None if the net fails, because
-        GluonCV's R-CNN accepts only one number of rows.
+        An output without a batch axis may by chance be as long as each shard. Then its
+        length is the same for another number of rows. Return None if the net fails,
+        because GluonCV's R-CNN accepts only one number of rows.
         """
         contexts, count = self.devices.contexts, 3 if shards.rows[0] == 2 else 2
         first, devices = contexts[:1], _devices_for_shapes(tuple(contexts))
@@ -282,7 +282,7 @@ class ParallelForward(ForwardOnDevices):
             if autograd.is_training():
                 stack.enter_context(unchanged(parameters))
                 layers = synchronized_layers(self.net)
-                # Other ranks may go on without this call, so layers ignore them.
+                # Other ranks may not make this call, so layers do not wait for them.
                 participants = only_participants(layers, first, is_isolated=True)
                 stack.enter_context(participants)
             (output,) = devices.map_first(run, *zip(*few.arguments))
@@ -313,7 +313,6 @@ def _warn_of_operators(net, outputs):
     if names:
         warn(
             f"the gradients of {comma_list(names)} use a count or mean of one shard, "
-            "so they differ from one device's. Set normalization='null' in operators "
-            "that have it, and divide by the number of rows in the loss or in "
-            "trainer.step(rows)."
+            "not of the whole batch. Set normalization='null' in operators that have "
+            "it, and divide by the number of rows in the loss or in trainer.step(rows)."
         )

@@ -1,7 +1,7 @@
 """Nets that a program calls in a plain loop, for one CPU context after the other.
 
-Each call and its backward run in a thread of the context. Operators of two contexts
-that one thread queues could wait for each other (docs/design/mxnet.md).
+Each call and its backward run in a thread of the context. If one thread queued
+operators of two contexts, they could wait for each other (docs/design/mxnet.md).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def allow_plain_loop(net: mx.gluon.Block) -> mx.gluon.Block:
     """Let a net be called in a plain loop over several CPU contexts.
 
     Layers on CPU contexts may wait until their timeout in such a loop. This call makes
-    the net run each shard in a thread of the shard's context. The loop, the loss and
-    one ``backward`` need no change. A net on GPUs or on one context runs as before.
-    :func:`convert_sync_batchnorm` does the same for training loops of the main thread,
-    so you need this function only for nets whose layers were written by hand, and for
-    loops of other threads.
+    the net run in a thread of its input's context. The loop, the loss and one
+    ``backward`` need no change. A net on GPUs or on one context runs as before.
+    :func:`convert_sync_batchnorm` does the same for training loops of the main thread.
+    So you need this function only if another thread trains the net, or if you made its
+    SyncBatchNorm layers without conversion.
 
     Parameters
     ----------
@@ -52,11 +52,11 @@ def allow_plain_loop(net: mx.gluon.Block) -> mx.gluon.Block:
 
     Notes
     -----
-    Inside the loop, do not wait for outputs before the net was called for every
-    context, because the other contexts have no work yet. Compute the net's inputs
-    before the loop. Otherwise an operator that computes an input could wait for another
-    context's loss, which waits for the call with that input. Each context's thread
-    has its own random generators, which ``mx.random.seed`` seeds.
+    Do not wait for outputs inside the loop, because they are computed only after the
+    net was called for every context. Compute the net's inputs before the loop, because
+    the loss of one context and the computation of the next context's input could wait
+    for each other. Each context's thread has its own random generators, which
+    ``mx.random.seed`` seeds.
 
     Examples
     --------

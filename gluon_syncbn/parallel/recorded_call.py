@@ -87,10 +87,9 @@ class RecordedCall:
     ) -> None:
         self.parameters, self._net = parameters, net
         self._devices, self._shards = devices, shards
-        self.splits_batch = shards.axis is not None  # else the caller does
+        self.splits_batch = shards.axis is not None
         self._begin = graphs.record_operator()
-        # Backward uses these views as heads. MXNet accepts no variable as a head, and
-        # uses only one gradient of a repeated head.
+        # Backward uses these views as heads. MXNet accepts no variable as a head.
         self.inputs = [x.reshape(x.shape) for x, *_ in shards.recorded]
         per_device = zip(*(column for _, column, _ in shards.recorded))
         named = [dict(zip(graphs.names_of(xs), xs)) for xs in per_device]
@@ -105,14 +104,14 @@ class RecordedCall:
         """
         axis, contexts = self._shards.axis, self._shards.contexts
         if len(outputs[0]) > 1:
-            outputs = list(map(_without_duplicates, outputs))
+            outputs = list(map(_distinct_heads, outputs))
         self._device_outputs = outputs
         places = zip(contexts, outputs, self._device_inputs)
-        are_trained = [self._check_variables(*place, known) for place in places]
+        have_variables = [self._check_variables(*place, known) for place in places]
         if len(contexts) > 1 or axis is None:
             names = set().union(*known.values(), *self._device_inputs)
             refuse_losses(self._net, self._begin, names)
-        joined = [self._join_output(shards, are_trained) for shards in zip(*outputs)]
+        joined = [self._join_output(shards, have_variables) for shards in zip(*outputs)]
         self._leaf_names = list(zip(*(names for _, names in joined)))
         return [output for output, _ in joined]
 
@@ -132,11 +131,11 @@ class RecordedCall:
             )
         return bool(names)
 
-    def _join_output(self, shards, are_trained):
+    def _join_output(self, shards, have_variables):
         """Return a joined output, and for each device the cut leaf's name or None."""
         axis, context = self._shards.axis, self._shards.contexts[0]
-        pairs = zip(are_trained, graphs.names_of(shards))
-        are_variables = [is_trained and bool(name) for is_trained, name in pairs]
+        pairs = zip(have_variables, graphs.names_of(shards))
+        are_variables = [has_variables and bool(name) for has_variables, name in pairs]
         if not any(are_variables):
             return join_shards(shards, axis, context), [None] * len(shards)
         detached = [shard.detach().as_nd_ndarray() for shard in shards]
@@ -193,13 +192,14 @@ def variables_on(context: mx.Context, parameters: Iterable) -> set[str | None]:
     return set(graphs.names_of(data for data in arrays if data.context == context))
 
 
-def _without_duplicates(leaves):
-    names, views = set(), []  # MXNet uses only one gradient of a repeated head
-    for leaf, name in zip(leaves, graphs.names_of(leaves)):
+def _distinct_heads(outputs):
+    """Replace duplicates by views; MXNet uses only one gradient of a repeated head."""
+    names, heads = set(), []
+    for output, name in zip(outputs, graphs.names_of(outputs)):
         is_duplicate = name is not None and name in names
-        views.append(leaf.reshape(leaf.shape) if is_duplicate else leaf)
+        heads.append(output.reshape(output.shape) if is_duplicate else output)
         names.add(name)
-    return views
+    return heads
 
 
 def _holder_of(names, net):
@@ -207,9 +207,9 @@ def _holder_of(names, net):
         return "the result of a net that is parallel over other devices"
     for block in blocks_of(net):
         for attribute, value in vars(block).items():
-            for leaf in flatten(value):
-                is_parameter = isinstance(leaf, mx.gluon.Parameter)
-                arrays = data_of(leaf) if is_parameter else [leaf]
+            for item in flatten(value):
+                is_parameter = isinstance(item, mx.gluon.Parameter)
+                arrays = data_of(item) if is_parameter else [item]
                 if not names.isdisjoint(graphs.variables_behind(arrays)):
                     return f"the attribute '{attribute}' of {name_of(block)}"
     return "an array"

@@ -212,8 +212,8 @@ def describe_outputs(
     return found[0]
 
 
-def check_other_rows(description: str, other: str | None, rows: int) -> None:
-    """Raise ValueError if another number of rows gives another description."""
+def check_independent_of_rows(description: str, other: str | None, rows: int) -> None:
+    """Raise ValueError if the outputs' description depends on the number of rows."""
     if other not in (description, None):
         raise ValueError(
             "the outputs must have the same shapes for any number of rows (*), got "

@@ -106,7 +106,7 @@ int main(int arguments, char** values) {
   const bool is_large = arguments > 1 && values[1] == std::string("large");
   // Each tensor is measured with its channels first (NCHW), and then last (NHWC).
   const std::vector<Layout> small = {{2, 8, 36}, {72, 8, 1}};
-  // The first two tensors are in a dilated ResNet-50 for 4 images of 480 x 480 pixels.
+  // The first four are layouts of tensors in a dilated ResNet-50 for 4 images of 480 x 480 pixels.
   const std::vector<Layout> large = {{4, 64, 57600},   {230400, 64, 1}, {4, 1024, 3600},
                                      {14400, 1024, 1}, {4, 512, 36},    {144, 512, 1},
                                      {64, 2048, 49},   {3136, 2048, 1}};

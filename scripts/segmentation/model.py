@@ -47,7 +47,7 @@ class Parser(argparse.ArgumentParser):
         add("--crop-size", type=int, default=96, help="pixels, a multiple of 32")
         add("--norm", choices=["syncbn", "bn"], default="syncbn", help="norm layer")
         add("--ctx", choices=["cpu", "gpu"], default="cpu", help="device type")
-        add("--num-devices", type=int, default=2, help="CPU contexts share the cores")
+        add("--num-devices", type=int, default=2, help="contexts of each process")
         add("--epochs", type=int, default=12, help="passes over the training images")
         add("--batch-size", type=int, default=8, help="images on all devices together")
         add("--lr", type=float, default=0.1, help="peak learning rate, after epoch 1")

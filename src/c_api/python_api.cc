@@ -94,6 +94,7 @@ SYNCBN_EXPORT(int, gluon_syncbn_set_options, const char* key, LayerOptions optio
   });
 }
 
+// Starts or ends the collection of a layer's moments (CollectedMoments in op/layer.h).
 SYNCBN_EXPORT(int, gluon_syncbn_collect, const char* key, int starts) {
   return CatchAll([&] {
     const auto layer = FindLayer(key);
@@ -162,12 +163,10 @@ SYNCBN_EXPORT(int, gluon_syncbn_reset_all) {
   return CatchAll([&] { Table::Get().Reset(); });
 }
 
-// The Git commit of this build, or "" if unknown.
 SYNCBN_EXPORT(const char*, gluon_syncbn_commit) { return SYNCBN_COMMIT; }
 
 SYNCBN_EXPORT(const char*, gluon_syncbn_instruction_set) { return syncbn::cpu::InstructionSet(); }
 
-// The GPU architectures of this build, or "" without CUDA.
 SYNCBN_EXPORT(const char*, gluon_syncbn_cuda_architectures) { return SYNCBN_CUDA_ARCHITECTURES; }
 
 // The reason why this build has no CUDA, or "".
@@ -183,7 +182,8 @@ SYNCBN_EXPORT(int, gluon_syncbn_distributed_open, void* transport) {
   });
 }
 
-// Sets numbers[i] to the sum over all ranks. All ranks' n-th calls with a name form one sum.
+// Sets numbers[i] to the sum over all ranks. The n-th calls with the same name form one
+// sum, and must have the same signature.
 SYNCBN_EXPORT(int, gluon_syncbn_distributed_sum, const char* name, const char* signature,
               double* numbers, int64_t size, double timeout) {
   return CatchAll([&] {

@@ -41,7 +41,8 @@ bool Describe(const char* name, Result (*)(Arguments...)) {
 // The error of the latest C function that failed on this thread.
 inline thread_local std::string last_error;
 
-// Calls body(). Returns 0, or -1 after a std::exception, whose text is then in last_error.
+// Calls body(). Returns 0, or -1 after an exception, whose text is then in last_error. Every
+// exception must be a std::exception.
 template <typename Body>
 int CatchAll(const Body& body) {
   try {
@@ -53,7 +54,7 @@ int CatchAll(const Body& body) {
   }
 }
 
-// Returns body(), or `failed` after a std::exception, whose text is then in last_error.
+// Returns body(), or `failed` after an exception.
 template <typename Value, typename Body>
 Value CatchAll(Value failed, const Body& body) {
   CatchAll([&] { failed = body(); });

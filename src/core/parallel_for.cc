@@ -95,7 +95,7 @@ class Pool {
     std::lock_guard<std::mutex> lock(mutex_);
     jobs_.erase(std::find(jobs_.begin(), jobs_.end(), job));
     --callers_;
-    if (!jobs_.empty()) wake_.notify_one();  // this caller's processor can help another job
+    if (!jobs_.empty()) wake_.notify_one();  // a worker can use this caller's processor
   }
 
   void Work() {

@@ -23,7 +23,7 @@ inline size_t SizeOf(DType dtype) {
   return dtype == DType::kFloat32 ? 4 : 8;
 }
 
-// Returns MXNet's name of any dtype, also of one that the layer does not support.
+// Returns MXNet's name of a dtype, or a text with the number of an unknown dtype.
 inline std::string NameOfFlag(int flag) {
   static const char* const names[] = {"float32", "float64", "float16", "uint8", "int32",
                                       "int8",    "int64",   "bool",    "int16", "uint16",

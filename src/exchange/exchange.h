@@ -4,7 +4,7 @@
 // its devices and child ranks in the order of ranks and devices, and sends the result to its
 // parent. The root sends the total back. If there are at most 32 ranks, the first is the parent of
 // the others. More ranks form groups of 32 neighbours, and the first ranks of the groups form such
-// a tree again. A subtree is an interval of ranks, so no result depends on the order of arrival.
+// a tree again.
 #pragma once
 #include <atomic>
 #include <condition_variable>

@@ -36,7 +36,8 @@ Message Decode(const Bytes& bytes, int from, int rank, int size);
 
 // Throws Error if the exchange already has a part of rank `from` or has sent a part to the parent.
 void CheckPart(const Exchange& exchange, int from);
-// Throws Error if `exchange` is null (none is pending) or does not wait for this result of `from`.
+// Throws Error if `exchange` is null (none is pending), if it does not wait for a result of rank
+// `from`, or if the result has another length than the numbers that this rank has sent.
 void CheckResult(const Exchange* exchange, int from, const Message& result);
 
 }  // namespace syncbn

@@ -1,5 +1,5 @@
 // Messages over a communicator of mpi4py. This file is a library of its own, because nothing else
-// needs MPI. It calls plain functions of MPI 3, which every implementation has.
+// needs MPI. It calls only functions of the MPI 3 standard.
 #include <mpi.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -97,7 +97,7 @@ class MpiTransport : public Transport {
   }
 
   // MPI_Finalize first deletes the attributes of MPI_COMM_SELF (MPI 3.1, 8.7.1).
-  void OnClose(std::function<bool()> closing) override {
+  void OnFinalize(std::function<bool()> closing) override {
     closing_ = std::move(closing);
     int keyval = 0;
     Check(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, CallClosing, &keyval, nullptr),

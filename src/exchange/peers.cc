@@ -40,7 +40,7 @@ void Peers::Send(int to, const Message& message) {
 void Peers::Broadcast(const Message& message) {
   for (int to = 0; to < size(); ++to) {
     // A rank that has left only waits for kLeave of the other ranks.
-    if (to == rank() || (HasLeft(to) && message.kind != MessageKind::kLeave)) continue;
+    if (to == rank() || (PeerHasLeft(to) && message.kind != MessageKind::kLeave)) continue;
     try {
       Send(to, message);
     } catch (const Error&) {

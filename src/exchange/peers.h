@@ -34,13 +34,14 @@ class Peers {
   void Broadcast(const Message& message);
   bool Busy() const { return !closed() && transport_->Busy(); }  // see Transport::Busy
 
-  // Announces to all ranks that this process sends nothing more.
+  // Announces to all ranks that this process sends nothing more. It receives until Close.
   void Leave();
   bool has_left() const { return has_left_; }
-  bool HasLeft(int rank) const { return left_.count(rank) > 0; }
+  bool PeerHasLeft(int rank) const { return left_.count(rank) > 0; }
   bool AllHaveLeft() const { return static_cast<int>(left_.size()) == size() - 1; }
 
   void Close();
+  // Returns true also in a fork and before Connect.
   bool closed() const { return closed_ || is_forked_ || !transport_; }
 
  private:

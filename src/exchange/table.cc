@@ -370,7 +370,7 @@ Table& Table::Get() {
 
 void Table::Connect(std::unique_ptr<Transport> transport) {
   Lock lock(mutex_);
-  transport->OnClose([this] { return Disconnect(0, kCloseSeconds); });
+  transport->OnFinalize([this] { return Disconnect(0, kCloseSeconds); });
   peers_.Connect(std::move(transport));
   // Another thread may have held the mutex at the fork.
   pthread_atfork(nullptr, nullptr, [] {
@@ -385,7 +385,7 @@ void Table::CheckLeft(const Exchange& exchange) {
   std::vector<Subtree> needed = exchange.Missing();
   needed.push_back({exchange.position.parent, 0});
   for (const Subtree& other : needed) {
-    if (!peers_.HasLeft(other.rank)) continue;
+    if (!peers_.PeerHasLeft(other.rank)) continue;
     throw Error(Concat(exchange.key.Title(), ": rank ", other.rank,
                        " has left: its program has ended or called ", kShutdown,
                        ", so this exchange cannot complete."));

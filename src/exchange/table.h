@@ -29,7 +29,7 @@ namespace syncbn {
 // The devices that take part in a forward call; null for all devices of the layer.
 using Participants = std::shared_ptr<const std::set<Device>>;
 
-// Identifies a forward call of a device in its backward calls.
+// Identifies a forward call on a device. A backward call passes its forward call's ticket.
 struct Ticket {
   int64_t number = 0;  // the same on all devices and ranks
   int64_t generation = 0;
@@ -42,7 +42,6 @@ struct Members {
   ~Members() { --alive; }
   Members(const Members&) = delete;
 
-  // Forgets all devices and invalidates their tickets.
   void Forget() {
     devices.clear();
     former.clear();
@@ -67,7 +66,7 @@ struct Contribution {
   int64_t repeat = 0;  // how many backward calls of this forward call came before
   Signature signature{};
   Numbers numbers{};
-  size_t devices = 1;  // the number of devices in this process, unless the ticket lists them
+  size_t devices = 1;                          // the number of the layer's devices in this process
   const std::set<Device>* expected = nullptr;  // the devices, if they are known; only for errors
   std::vector<int> ranks{};                    // ranks to synchronize, ascending; empty for all
   std::string shared_name{};                   // the layer's or sum's name, equal on all ranks
@@ -112,8 +111,9 @@ class Table {
   void Connect(std::unique_ptr<Transport> transport);
   // Announces to other ranks that this process ends, and ends its exchanges with them.
   void Leave();
-  // Leaves, waits until all other ranks have left or the time is over, and closes the transport.
-  // Returns false if a rank has not left after a failure.
+  // Leaves, waits at most `seconds` until all other ranks have left, and closes the transport.
+  // After a permanent failure it waits at most `seconds_after_failure`, and returns false if a rank
+  // has not left. Otherwise it returns true.
   bool Disconnect(double seconds, double seconds_after_failure);
 
  protected:  // tests in simulated time call these
@@ -128,7 +128,7 @@ class Table {
  private:
   using Shared = std::shared_ptr<Exchange>;
 
-  // Returns the next call's number. All layers share the numbers of calls without other ranks.
+  // Returns the counter of the layer's calls. All layers share one counter if `key.is_local`.
   int64_t& NextCall(const Key& key) {
     return next_calls_[{key.is_local, key.is_local ? "" : key.layer, key.phase, 0, 0}];
   }
@@ -151,10 +151,10 @@ class Table {
   void ServeUntil(Lock* lock, double seconds, const Predicate& over);
 
   std::map<Key, int64_t> next_calls_;
-  std::map<int, Key> latest_;  // the exchange that each child rank has contributed to last
+  std::map<int, Key> latest_;  // {rank: key of the exchange to which it last contributed}
   std::string failure_;
   bool failed_for_good_ = false;
-  bool notice_given_ = false;  // a wait has printed its error before its timeout
+  bool notice_given_ = false;  // a warning about a long wait has been printed
   int64_t resets_ = 0;
 };
 

@@ -21,14 +21,14 @@ class Transport {
   // Takes the next complete message. Returns false if none has arrived.
   virtual bool Receive(int* from, Bytes* message) = 0;
 
-  // Returns true until all messages are sent. Only Send and Receive continue to send them.
+  // Returns true until all messages are sent. The result changes only in Send and Receive.
   virtual bool Busy() const = 0;
 
   virtual void Close() = 0;  // no call of Send, Receive or Busy may follow
 
   // Registers a function that MPI_Finalize calls before it waits for all processes. If the function
   // returns false, MPI_Abort ends all processes.
-  virtual void OnClose(std::function<bool()> closing) = 0;
+  virtual void OnFinalize(std::function<bool()> function) = 0;
 };
 
 }  // namespace syncbn

@@ -38,9 +38,9 @@ class Pause {
 
   void Restart() { start_ = Clock::now(); }
 
-  // Releases the mutex for one pause, which `over` or a notification of `changed` may end early.
-  // Returns 0, or how long the process was stopped (Ctrl-Z, a debugger, a suspended job) if the
-  // pause ends more than a second late. The caller can extend its deadline by this time.
+  // Releases the mutex for one pause. A notification of `changed` ends a sleep, and `over` may end
+  // the pause of a thread that is awake. Returns 0, or how long the process was stopped (Ctrl-Z, a
+  // debugger) if the pause ends more than a second late. Callers can add this time to a deadline.
   Duration operator()(std::unique_lock<std::mutex>* lock, const std::atomic<bool>& over,
                       std::condition_variable* changed, Time deadline) {
     const Time now = Clock::now();

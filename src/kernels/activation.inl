@@ -8,8 +8,7 @@
 //   x was saved:  centered = x - mean = xmu                  and f'(z) from the sign of z
 //   y was saved:  centered = f^-1(y) - offset = xmu * scale  and f'(z) from the sign of y, which is
 //                 the sign of z if the slope is positive
-// If y was saved, a pass divides by the scale once for each channel (the sum of dz * centered, or
-// the coefficient of centered), not for each element.
+
 SYNCBN_FORMULA const double* CenterOf(const PassInput& input) {
   return input.from_output ? input.offset : input.mean;
 }

@@ -4,11 +4,10 @@
 // Inputs: x, gamma, beta. Output: y. Auxiliary states: running_mean, running_var.
 // A chained node also has an input "after", which depends on the output of an earlier node with the
 // same running statistics. The operator does not read "after", but MXNet runs the earlier node
-// first. A masked node has a last input "rows", the number of valid rows.
+// first. A masked node has a last input "rows", the number of valid rows, once for each channel.
 //
-// MXNet calls the callbacks in this order: the creator (in every imperative call, so it must be
-// cheap), the lists, shapes, backward dependencies, CreateOperator, types; then forward and
-// backward. These two run on threads for custom operators, so they may wait for other devices.
+// MXNet calls Create in every imperative call, so Create must be cheap. Forward and Backward run on
+// threads for custom operators, so they may wait for other devices.
 #include <cstdlib>
 #include <memory>
 #include <mutex>

@@ -37,7 +37,7 @@ enum EngineProperty {
   kNoSkip = 7           // runs even if an array has an error
 };
 
-// Queues work that writes `array`, and then `deleter` unless it is null. Returns MXNet's status.
+// Queues work that writes `array`. Afterwards MXNet calls `deleter`, unless `deleter` is null.
 int Push(EngineWork work, void* parameter, void (*deleter)(void* parameter), NDArrayHandle array,
          EngineProperty property) {
   const MxnetContext cpu{1, 0};

@@ -3,10 +3,11 @@
 //   inv_std = 1 / sqrt(var + epsilon), scale = gamma * inv_std
 //   y = f(z), z = (x - mean) * scale + beta
 //
-// Backward, with dz = dy * f'(z) and xmu = x - mean:
-//   dbeta = sum_dz, dgamma = sum_dz_xmu * inv_std, where the sums are over this device's shard
+// Backward, with dz = dy * f'(z) and xmu = x - mean. The sums for dbeta and dgamma are over this
+// device's shard, and the sums for dx are over the whole batch.
+//   dbeta = sum_dz, dgamma = sum_dz_xmu * inv_std
 //   dx = scale * (dz - sum_dz / count - xmu * inv_std^2 * sum_dz_xmu / count)
-//      = scale * dz + scale_xmu * xmu + shift, where the sums are over the whole batch
+//      = scale * dz + scale_xmu * xmu + shift
 #include "op/sync_batch_norm.h"
 
 #include <algorithm>
@@ -19,8 +20,8 @@
 namespace syncbn {
 namespace {
 
-// Returns the smallest standard deviation of y for which underflow of an element costs at most the
-// dtype's epsilon times this deviation.
+// Returns the smallest spread (standard deviation) of y for which the error of an element that
+// underflows is at most the dtype's epsilon times the spread.
 double SmallestSpread(DType dtype) {
   switch (dtype) {
     case DType::kFloat64:
@@ -30,12 +31,10 @@ double SmallestSpread(DType dtype) {
   }
 }
 
-// Returns true if backward can compute z - beta from y in every channel, to about y's precision.
-//
-// Let u be the relative rounding error of y. Then z = f^-1(y) has the error u |z|, and z - beta has
-// at most the error u (|z - beta| + |beta|). This is a few u |z - beta| if |beta| is not much
-// larger than `spread`, the standard deviation of z over the batch, |gamma| sqrt(var / (var +
-// epsilon)). SmallestSpread limits the error of elements of y that underflow.
+// Returns true if backward can compute z - beta from y in every channel. The error must be small
+// compared with `spread`, the standard deviation of z over the batch. If u is the relative rounding
+// error of y, z = f^-1(y) has an error of at most u |z|, so |beta| must not be much larger than
+// `spread`. SmallestSpread limits the error of elements of y that underflow.
 bool CanReconstruct(const std::vector<double>& spread, const std::vector<double>& beta,
                     const Activation& activation, DType dtype) {
   constexpr double kMaxShift = 8;  // limits |beta| / spread
@@ -59,7 +58,7 @@ SyncBatchNorm::SyncBatchNorm(const Options& options, const Device& device,
       backend_(std::move(backend)) {}
 
 bool SyncBatchNorm::UsesBatch(bool training) const {
-  return training || layer_->collected.IsActive();
+  return training || layer_->collected.IsActive();  // active in recompute_statistics
 }
 
 void SyncBatchNorm::Forward(bool training, const ForwardTensors& tensors) {
@@ -174,7 +173,7 @@ void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& saved, const Gradie
     }
     backend_->Write(dgamma.data(), out.dgamma_mode, out.dgamma);
 
-    if (used_batch_) {  // even without dx here, because other devices wait for these sums
+    if (used_batch_) {  // also if this device needs no dx, because others wait for its sums
       sums = AllReduce(Phase::kBackward, saved, forward.backward_calls++, std::move(sums),
                        &forward.ticket);
     }

@@ -17,8 +17,8 @@ struct ForwardTensors {
   Tensor x, gamma, beta;
   WriteMode y_mode;
   Tensor y, running_mean, running_var;
-  // Only if masked: x then is a matrix (rows, channels) with the valid rows first, and each element
-  // of this vector is their number. Forward and Backward do not read or write the other rows.
+  // Only if masked: x is a matrix whose valid rows come first, and `rows` has the number of valid
+  // rows, repeated for each channel. Forward and Backward do not read or write the other rows.
   Tensor rows = {};
 };
 

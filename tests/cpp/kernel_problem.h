@@ -32,7 +32,7 @@ struct Case {
   Layout layout;
   int misalign;  // elements
   double center, deviation;
-  bool x_is_aligned = false;  // dy and the outputs are misaligned
+  bool x_is_aligned = false;  // true: only dy and the outputs are misaligned
 };
 
 struct Moments {

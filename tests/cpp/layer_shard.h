@@ -21,10 +21,10 @@ using syncbn::WriteMode;
 
 struct Setting {
   Activation activation;
-  bool from_output = false;
+  bool from_output = false;  // backward reads y instead of x
   WriteMode dx_mode = WriteMode::kWrite;
   WriteMode y_mode = WriteMode::kWrite;
-  bool keeps_x = false;  // one channel's gamma is so small that a layer with from_output keeps x
+  bool keeps_x = false;  // one channel's gamma is so small that forward must keep a copy of x
   bool training = true;
   bool masked = false;  // the last row of each shard is padding
   int64_t channels = 5;
@@ -118,7 +118,7 @@ inline void Compare(Tensor& result, Tensor& expected, DType dtype, double error,
   CHECK(result.GuardsAreIntact(), name);
   const double eps = dtype == DType::kFloat64 ? 0x1p-53 : 0x1p-24;
   for (int64_t i = 0; i < result.size(); ++i) {
-    // The tolerance allows for the rounding errors of a sum of 400 terms below 100.
+    // The tolerance allows one rounding of each of 400 terms below 100, and one of the result.
     CHECK_NEAR(result.Get(i), expected.Get(i),
                100 * 400 * eps + Ulp(dtype, expected.Get(i)) + error, name, " ",
                syncbn::Name(dtype));

@@ -1,5 +1,4 @@
-// The CUDA kernels for kernel_tests.h, and tensors in managed memory, which a GPU and the host can
-// access. Each tensor has its own allocation, so compute-sanitizer finds accesses beyond its end.
+// The CUDA kernels for kernel_tests.h, and tensors in memory that a GPU and the host can access.
 #pragma once
 #include <algorithm>
 #include <cstdlib>
@@ -34,7 +33,8 @@ inline void UseManagedMemory() {
 
 // The `Kernels` of kernel_tests.h.
 struct CudaKernels {
-  // A kernel adds at most 4 vectors of 8 elements with precision EpsOf before it adds in double.
+  // A kernel adds at most 4 vectors of 8 elements in the dtype's arithmetic, which is float32 or
+  // float64. All other sums are float64.
   static double SumError(DType dtype, double n) {
     return EpsOf(dtype) * std::min(n, 4.0 * 8) + kEps64 * n;
   }

@@ -52,7 +52,7 @@ class LocalTransport : public syncbn::Transport {
   }
   bool Busy() const override { return false; }
   void Close() override {}
-  void OnClose(std::function<bool()>) override {}
+  void OnFinalize(std::function<bool()>) override {}
 
  private:
   const std::shared_ptr<Network> network_;

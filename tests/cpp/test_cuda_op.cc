@@ -129,7 +129,7 @@ void TestMemory() {
   CHECK_EQ(emulated::Device(), 0);
 }
 
-// Each CUDA call of a step fails in turn. Then the error names the layer, the device and the call,
+// Each CUDA call of a step fails in turn. Then the error names the layer, the device and the cause,
 // the thread's current device is as before, and the first step without a failure is correct.
 void TestFailures(const Setting& setting) {
   const auto op = OnGpu(setting, std::make_shared<syncbn::Layer>("norm3"));

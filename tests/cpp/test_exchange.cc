@@ -25,18 +25,18 @@ Device Cpu(int id) { return {"cpu", id}; }
 
 // Each device of each layer and rank has a thread, which is late now and then. The net moves to
 // other devices, and returns after a reset. Then rank 0 fails, and all waits end.
-void Train(int ranks, int size) {
+void Train(int num_ranks, int size) {
   constexpr int kLayers = 2;
-  // Each step waits for the slowest thread, which takes long beside other busy programs.
-  const int steps = ranks == 1 ? check::Rounds(4000, 400) : check::Rounds(100, 100);
-  const auto network = std::make_shared<Network>(ranks);
-  std::vector<std::unique_ptr<Rank>> tables;
-  for (int i = 0; i < ranks; ++i) tables.push_back(std::make_unique<Rank>(network, i));
+  // The steps of several ranks are slow if other programs keep the processors busy.
+  const int steps = num_ranks == 1 ? check::Rounds(4000, 400) : check::Rounds(100, 100);
+  const auto network = std::make_shared<Network>(num_ranks);
+  std::vector<std::unique_ptr<Rank>> ranks;
+  for (int i = 0; i < num_ranks; ++i) ranks.push_back(std::make_unique<Rank>(network, i));
   for (const int first : {0, 8, 16, 0}) {
     if (first == 0) {  // only a reset lets a net return to former devices
-      for (const auto& table : tables) table->Reset();
+      for (const auto& rank : ranks) rank->Reset();
     }
-    Parallel(ranks * kLayers * size, [&](int thread) {
+    Parallel(num_ranks * kLayers * size, [&](int thread) {
       const int rank_here = thread / size / kLayers, layer = thread / size % kLayers;
       const int id = first + thread % size;
       std::mt19937 delays(thread);
@@ -48,32 +48,32 @@ void Train(int ranks, int size) {
           return 1.0 / (2 * step + layer + 7 * device + 11 * rank + 1);
         };
         double expected = 0;
-        for (int rank = 0; rank < ranks; ++rank) {
+        for (int rank = 0; rank < num_ranks; ++rank) {
           double sum = number(rank, first);
           for (int i = 1; i < size; ++i) sum += number(rank, first + i);
           expected += sum;
         }
         Contribution own =
-            ContributionOf(&tables[rank_here]->layers[layer], id, number(rank_here, id));
+            ContributionOf(&ranks[rank_here]->layers[layer], id, number(rank_here, id));
         own.phase = step % 2 == 0 ? Phase::kForward : Phase::kBackward;
         own.devices = size;
-        const Numbers sum = tables[rank_here]->Contribute(own, &ticket);
+        const Numbers sum = ranks[rank_here]->Contribute(own, &ticket);
         CHECK_EQ(sum[0], expected, "step ", step);
       }
     });
   }
-  Parallel(ranks * kLayers, [&](int thread) {  // the other devices never call
+  Parallel(num_ranks * kLayers, [&](int thread) {  // the other devices never call
     const std::string text = ErrorOf([&] {
-      Rank* const table = tables[thread / kLayers].get();
-      Contribution own = ContributionOf(&table->layers[thread % kLayers]);
+      Rank* const rank = ranks[thread / kLayers].get();
+      Contribution own = ContributionOf(&rank->layers[thread % kLayers]);
       own.devices = size;
       Ticket ticket;
-      if (thread == 0) table->Fail("the ship sinks", true);
-      table->Contribute(own, &ticket);
+      if (thread == 0) rank->Fail("the ship sinks", true);
+      rank->Contribute(own, &ticket);
     });
     CheckHas(text, "the ship sinks");
   });
-  Parallel(ranks, [&](int rank) { CHECK(tables[rank]->Disconnect(10, 10)); });
+  Parallel(num_ranks, [&](int rank) { CHECK(ranks[rank]->Disconnect(10, 10)); });
 }
 
 TEST(RandomThreads) {

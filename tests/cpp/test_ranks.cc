@@ -1,5 +1,5 @@
-// Test the promises of table.h between ranks: random programs of 1 to 100 ranks with one to three
-// devices in simulated time, one of 1,024 ranks, and random messages.
+// Tests exchange/table.h with several ranks in simulated time. Random programs run on up to 1,024
+// ranks, and single ranks receive wrong and random messages.
 // GLUON_SYNCBN_NATIVE=full runs more programs and messages.
 #include <array>
 #include <cmath>
@@ -245,7 +245,7 @@ Message PartOf(const std::vector<int>& ranks, int64_t call = 0) {
 
 constexpr char kRefused[] = "Install the same version";
 
-// Return true if a rank refuses a message. With `begun` it first begins an exchange of these ranks.
+// Return true if a rank refuses a message. It first begins an exchange of the ranks `begun`.
 bool Refuses(int rank, int from, const Bytes& bytes, const std::vector<int>* begun = nullptr) {
   Rank receiver = RankOf(rank);
   if (begun != nullptr) Begin(&receiver, *begun);
@@ -308,8 +308,7 @@ TEST(GroupsThatDiffer) {
            "rank 2 synchronizes ranks 0, 1, 2, 3, but rank 0 has completed this call");
 }
 
-// A rank of a tree only names ranks that send through it.
-TEST(TimeoutsOfATree) {
+TEST(TimeoutErrorsNameTheSubtree) {
   const auto error_without = [](int rank, int first, int last, int missing) {
     Rank receiver = RankOf(rank, 100);
     const Waiting waiting = Begin(&receiver, {});

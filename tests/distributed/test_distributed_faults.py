@@ -195,6 +195,6 @@ def step(group):
 
 step('process')
 assert 'gluon_syncbn.distributed.Trainer' in error_of(step, None)
-mx.nd.waitall()  # a rank that ended before the other's step would end that step
+mx.nd.waitall()  # if one rank exits first, the other rank's step fails
 """
     run_ranks(2, program)

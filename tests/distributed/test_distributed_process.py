@@ -60,7 +60,7 @@ distributed.shutdown()
 assert 'after shutdown()' in error_of(distributed.init)
 assert distributed.size() == 2
 """,
-    "ranks end in another order": """
+    "shutdown before and after MPI.Finalize": """
 push_step()
 mx.nd.waitall()
 if rank == 0:

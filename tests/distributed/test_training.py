@@ -75,7 +75,7 @@ for kind in sys.argv[1:]:
     own_sizes = map(len, batches) if is_ours else sizes  # our Trainer sums sizes
     losses = MPI.COMM_WORLD.allreduce(train(net, trainer, batches, own_sizes))
     expected = [train(single, one, whole, sizes), *values(single)]
-    # The count of terms includes all steps. The kvstore's server sums in float32.
+    # Each step adds rounding errors. The kvstore's server sums in float32.
     limits = 'float64' if is_ours else 'float32', len(whole) * 13 * 36
     assert_all_near([losses, *values(net)], expected, *limits)
     gluon_syncbn.check_replicas(net)

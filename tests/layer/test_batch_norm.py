@@ -41,7 +41,7 @@ def test_dgamma_of_a_constant_channel_is_zero(function):
 
 
 def test_infinities_in_inference():
-    """A ReLU maps -inf to 0, and dx is 0 where x < 0, even if dy is infinite."""
+    """If x < 0, a ReLU replaces infinite x and dy by 0. A leaky ReLU keeps them."""
     x = nd.array(np.array([[-np.inf, np.inf, np.nan, -1]], "float32").T)
     for function, of_minus_infinity in ("relu", 0), ("leaky_relu", -np.inf):
         layer = SyncBatchNorm(num_devices=1, activation=function)
@@ -57,7 +57,7 @@ def test_infinities_in_inference():
 
 
 def test_net_that_is_cast_after_it_ran():
-    """A parameter's symbol keeps the dtype of the parameter at its first use."""
+    """A graph has the new dtype, although symbols of parameters keep the former one."""
     net = nn.HybridSequential()
     net.add(nn.Conv2D(4, 3), SyncBatchNorm(), nn.Conv2D(2, 3, activation="sigmoid"))
     net.initialize(mx.init.Xavier())
@@ -72,7 +72,7 @@ def test_net_that_is_cast_after_it_ran():
         assert_all_near(found[-1], found[0], "float64", 72, 72)
 
 
-# ---- Mistakes raise an error of one sentence as early as possible.
+# ---- Wrong or extreme values.
 
 
 def test_timeout_in_an_environment_variable():

@@ -91,7 +91,7 @@ class Nets:
         return [[value(p, k) for p in found] for k in range(len(self.devices))]
 
     def check(self, call):
-        """Check the outputs of a call of this kind, and the running statistics."""
+        """Check the outputs and running statistics of both nets."""
         shards = self.devices.split(X)
         arrays = [shard.asnumpy() for shard in shards]
         for net in self.nets:
@@ -103,10 +103,10 @@ class Nets:
                     ys = self.devices.map(net, shards)
                 # MXNet's own layer updates its statistics in backward.
                 self.devices.map(lambda y: y.backward(), ys)
-            trains = call in ("whole", "alone")  # else running statistics are used
-            assert np.array_equal(before, self.statistics()) != trains
-            if trains:
-                batches = [X] if call == "whole" else arrays
+            uses_batch = call in ("synchronized", "separate")
+            assert np.array_equal(before, self.statistics()) != uses_batch
+            if uses_batch:
+                batches = [X] if call == "synchronized" else arrays
                 found = [
                     reference.forward(x, *reference.IDENTITY, 1, self.eps)
                     for x in batches
@@ -135,22 +135,22 @@ def test_a_child_block_of_two_nets(kind, mode, count):
     original, text = type(nets.child), repr(nets.child)
     nets.check("prediction")
     if kind in ("layer", "relu", "node", "relu node"):
-        nets.check("alone")
+        nets.check("separate")
         nets.check("prediction")
     convert_sync_batchnorm(nets.child, count)
-    nets.check("whole")
+    nets.check("synchronized")
     nets.check("prediction")
     freeze_statistics(nets.child)
     nets.check("frozen")
     freeze_statistics(nets.child, False)
-    nets.check("whole")
+    nets.check("synchronized")
     convert_sync_batchnorm(nets.child, count, nonfinite="skip")
     before = nets.statistics()
     with autograd.record():
         nets.devices.map(nets.nets[0], nets.devices.split(X * np.nan))
     assert np.array_equal(before, nets.statistics())
     revert_sync_batchnorm(nets.child)
-    nets.check("alone")
+    nets.check("separate")
     if kind in ("layer", "relu"):
         assert (type(nets.child), repr(nets.child)) == (original, text)
     found = {*operators(nets.nets[0])}
@@ -161,16 +161,16 @@ def test_a_child_block_of_two_nets(kind, mode, count):
     nets.check("frozen")
     assert "Custom" not in operators(nets.nets[0])
     freeze_statistics(nets.child, False)
-    nets.check("whole")
+    nets.check("synchronized")
     revert_sync_batchnorm(nets.child)
-    nets.check("alone")
+    nets.check("separate")
 
 
 @pytest.mark.parametrize("kind", ["contrib", "contrib node"])
 def test_mxnets_synchronized_layer_is_reverted(kind):
     nets = Nets(kind, "hybridize", cpus(1))
     revert_sync_batchnorm(nets.child)
-    nets.check("alone")
+    nets.check("separate")
     assert "_contrib_SyncBatchNorm" not in operators(nets.nets[0])
 
 
@@ -289,7 +289,7 @@ def test_a_graph_needs_the_number_of_its_devices():
 
 
 def test_a_trainer_waits_for_the_layers_of_a_graph():
-    net = SymbolBlock(SyncBatchNorm(in_channels=1)(DATA), DATA)  # has new parameters
+    net = SymbolBlock(SyncBatchNorm(in_channels=1)(DATA), DATA)
     net.initialize()
     trainer = Trainer(convert_sync_batchnorm(net).collect_params(), "sgd")
     assert type(trainer) is not Trainer  # a subclass that waits
@@ -358,7 +358,7 @@ class Masked(HybridBlock):
 
 
 def test_a_graph_with_a_mask():
-    """Only a frozen graph, which uses no statistics of x, is reverted with a mask."""
+    """A graph with a mask can only be reverted while its statistics are frozen."""
     x, mask = mx.nd.array([[[1.0], [3.0], [999.0]]]), mx.nd.array([[1, 1, 0]])
     inputs = DATA, mx.sym.var("mask")
     net = SymbolBlock(Masked()(*inputs), inputs)

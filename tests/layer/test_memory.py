@@ -56,7 +56,7 @@ net = nn.HybridSequential()
 net.add(Same(), layer, Same())
 set_mode(net, 'static_shape')
 x = nd.ones((8, 8, 512, 256))
-x[:4] = 0  # otherwise channels are constant, so x is kept
+x[:4] = 0  # if all values were equal, the layer would keep x for any gamma
 
 def resident(gamma):
     layer.gamma.set_data(nd.full(8, gamma))

@@ -22,7 +22,7 @@ FUNCTIONS = "MXGetLastError MXAutogradBackwardEx MXInvokeCachedOpEx MXNDArrayFre
 
 def state():
     attributes = [{k: id(v) for k, v in vars(owner).items()} for owner in OWNERS]
-    # The attribute of a function appears when the function is first used.
+    # ctypes adds an attribute to _LIB when a C function is first looked up.
     found = {k: id(getattr(mx.base._LIB, k)) for k in FUNCTIONS.split()}
     handlers = {n: str(signal.getsignal(n)) for n in signal.valid_signals()}
     threads = dict.fromkeys(os.listdir("/proc/self/task"), 1)

@@ -1,4 +1,4 @@
-"""Every public function refuses a wrong argument in one sentence that names it."""
+"""Every public function raises a short error that names a wrong argument."""
 
 import inspect
 from fractions import Fraction

@@ -87,7 +87,7 @@ def test_the_state_of_the_caller_holds_inside(recording, training, devices):
         with mx.util.np_shape(True), mx.util.np_array(True):
             assert devices.map(state) == [(False, False, True, True)] * 2
         assert devices.map(state) == [(False, False, *default)] * 2
-    # `with` stores the replaced context in the Context, which all users share.
+    # `with` stores the former context in its Context, which the device's thread shares.
     with mx.cpu(3):
         with devices.contexts[0]:
             devices.map(int)
@@ -168,7 +168,7 @@ def test_a_seed_decides_weights_and_masks(count, way, mode):
     assert len({row.tobytes() for row in masks}) == 2 * count
 
 
-def test_a_seed_of_a_context_is_kept(devices):
+def test_a_seed_set_by_one_map_decides_the_numbers_of_the_next(devices):
     def draw():
         return mx.nd.random.uniform(shape=(3,)).asnumpy().tolist()
 
@@ -268,7 +268,7 @@ def test_a_copy_of_a_net_in_a_plain_loop_has_parameters_of_its_own():
 
 
 def test_a_plain_loop_goes_on_after_the_net_has_moved():
-    """Loops that call the net twice for each new context cancel no work."""
+    """A loop may call the net twice on each context. This cancels no pending work."""
     net = allow_plain_loop(nn.Dense(1, in_units=2))
     net.initialize(ctx=cpus(2))
     number = failures.latest_recovery[0]
@@ -333,7 +333,7 @@ def test_plain_loops_that_come_to_the_contexts_in_different_orders():
     contexts = cpus(2)
     first, second = noisy_net(contexts), noisy_net(contexts)
     calls = (first, 0), (second, 1), (first, 1), (second, 0)
-    # A layer converts its input in place, so calls that share one wait for each other.
+    # Calls with the same input would wait for each other, so each call has its own.
     xs = [nd.random.normal(shape=(4, 2), ctx=contexts[k]) for _, k in calls]
     with autograd.train_mode():
         ys = [net(x) for (net, _), x in zip(calls, xs)]

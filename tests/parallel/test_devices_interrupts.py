@@ -106,10 +106,10 @@ def in_functions(code):
 
 
 class SignalAt:
-    """Sends a signal before the `place`-th opcode of code that `counts` selects."""
+    """Sends a signal before opcode `place` of the code that `is_selected` accepts."""
 
-    def __init__(self, place, number, counts):
-        self.opcodes_left, self._number, self._counts = place, number, counts
+    def __init__(self, place, number, is_selected):
+        self.opcodes_left, self._number, self._is_selected = place, number, is_selected
 
     def __enter__(self):
         sys.settrace(self._call)
@@ -119,7 +119,7 @@ class SignalAt:
         sys.settrace(None)
 
     def _call(self, frame, _event, _argument):
-        if not self._counts(frame.f_code):
+        if not self._is_selected(frame.f_code):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._operate
@@ -134,14 +134,14 @@ class SignalAt:
 
 @pytest.mark.timeout(60 + TRIALS)
 @pytest.mark.parametrize(
-    "number, counts",
+    "number, is_selected",
     [
         (signal.SIGINT, in_a_step),
         (signal.SIGALRM, in_a_step),
         (signal.SIGALRM, in_functions),
     ],
 )
-def test_a_handler_raises_at_any_instant_of_a_step(number, counts, make_devices):
+def test_a_handler_raises_at_any_instant_of_a_step(number, is_selected, make_devices):
     """The step has fewer rows than contexts. GLUON_SYNCBN_REPEAT multiplies TRIALS."""
 
     def handle(*_):
@@ -163,10 +163,10 @@ def test_a_handler_raises_at_any_instant_of_a_step(number, counts, make_devices)
     trained = [p for p in net.collect_params().values() if p.grad_req != "null"]
     rows = nd.array([[1, 2], [3, 5]])
     step()
-    with SignalAt(0, number, counts) as counter:  # counts, and sends no signal
+    with SignalAt(0, number, is_selected) as counter:  # counts, and sends no signal
         step()
     places = range(1, 1 - counter.opcodes_left)
-    if counts is in_a_step:
+    if is_selected is in_a_step:
         places = random.Random(0).choices(places, k=TRIALS)
     gluon_syncbn.set_timeout(3)
     former, count = signal.signal(number, handle), 0
@@ -174,7 +174,7 @@ def test_a_handler_raises_at_any_instant_of_a_step(number, counts, make_devices)
         for place in places:
             before = [p.data().asnumpy() for p in trained]
             try:
-                with SignalAt(place, number, counts):
+                with SignalAt(place, number, is_selected):
                     step()
             except Raised:
                 sys.settrace(None)

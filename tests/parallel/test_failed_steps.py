@@ -65,7 +65,7 @@ class Program:
         criterion = gluon.loss.SoftmaxCrossEntropyLoss()
 
         def loss_of(x, label):
-            # The layer synchronizes in training only, so the other context waits.
+            # An absent context predicts, so layers of the other context wait for it.
             is_absent = strike("forward", x.context) == "absent"
             with autograd.predict_mode() if is_absent else autograd.train_mode():
                 y = self.net(x)
@@ -171,7 +171,7 @@ def fail(program, kind, place, number):
         ("plain loop", "hybridize", "adam", "local", True, "absent"),
     ],
 )
-def test_a_failed_step_changes_nothing(way, mode, optimizer, kvstore, on_kvstore, kind):
+def test_a_step_changes_all_or_nothing(way, mode, optimizer, kvstore, on_kvstore, kind):
     setting = way, mode, optimizer, kvstore, on_kvstore
     right, program = Program(*setting), Program(*setting)
     snapshots, undone = [right.snapshot()], set()

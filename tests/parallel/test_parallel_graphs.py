@@ -107,7 +107,7 @@ def test_graphs_are_freed(way):
 
     def count():
         mx.nd.waitall()
-        nd.zeros(1).wait_to_read()  # MXNet first deletes earlier operators
+        nd.zeros(1).wait_to_read()  # earlier operators are deleted before this one runs
         counts.append(len(tokens))
 
     gc.disable()
@@ -190,7 +190,7 @@ class Tempered(nn.Dense):
         return 7, super().forward(x) * temperature, x[:, :0]
 
 
-@gluon_1_only("mx.npx.set_np")
+@gluon_1_only("all tests use arrays of mx.np")
 @pytest.mark.parametrize("is_variable", [True, False])
 def test_numpy_semantics(is_variable, devices):
     """One argument has no axes. The results are a number and two arrays, one empty."""
@@ -279,7 +279,7 @@ def test_output_whose_first_axis_is_not_the_rows(function, rows):
 
 @pytest.mark.parametrize("train", [True, False])
 def test_the_additional_run_of_a_first_call_changes_nothing(train):
-    """If all shards are equally long, the net first runs on another number of rows."""
+    """An additional run on another number of rows finds outputs without rows."""
     results = []
     for contexts in cpus(2), cpus(1):
         net = started(Normalized(), contexts, "hybridize")

@@ -139,7 +139,7 @@ def test_a_hybridized_parent_predicts_on_one_device_and_refuses_to_train():
 
 @gluon_1_only("parameters of Gluon 2 have no unique names")
 def test_a_net_with_equal_names_keeps_its_graph(devices):
-    """Another thread, where Gluon gives the same names, may be running that net."""
+    """The other net may run in another thread, where Gluon gives the same names."""
     one, other = (nn.Dense(2, in_units=2, prefix="same_") for _ in range(2))
     other.initialize()
     other.hybridize()
@@ -239,12 +239,11 @@ def test_devices_without_a_row_get_statistics_although_a_later_layer_fails():
 
 
 def count_functions(devices, call):
-    """Count the calls of our functions, in all threads."""
+    """Count the calls of our functions that have names, in all threads."""
     folder, frames = str(Path(gluon_syncbn.__file__).parent), {}
 
     def note(frame, event, _):
-        # A generator enters its frame several times. Newer Pythons make no frame for a
-        # comprehension, so comprehensions do not count.
+        # Frames are counted because a generator causes a call each time it continues.
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(folder):
             if not code.co_name.endswith(("comp>", "genexpr>")):

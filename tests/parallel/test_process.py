@@ -116,7 +116,7 @@ gluon_syncbn.recover()
 push_step()
 mx.nd.waitall()
 y = push_call_of_one_device()
-# subprocess forks as in Python 3.9, and holds the GIL while the package waits.
+# Make subprocess use fork, so that the package's handler waits while the GIL is held.
 subprocess._USE_VFORK = False
 subprocess.run(['true'], check=True)
 gluon_syncbn.recover()

@@ -1,7 +1,7 @@
 """Programs of one device give the same results on several devices.
 
-Plain MXNet on one device computes the right losses, gradients and parameters. Nets,
-losses and steps are random. GLUON_SYNCBN_PROGRAMS=10000 runs 10000 programs.
+The expected results are computed on one device without gluon_syncbn. Nets, losses and
+steps are random. GLUON_SYNCBN_PROGRAMS=10000 runs 10000 programs.
 """
 
 import os
@@ -302,15 +302,15 @@ def test_trainer(kind, optimizer):
 
 
 BOTH, ONE = cpus(2), cpus(1)
-CHANGES_OF_CONTEXTS = {  # the change, and the loop's contexts before and after it
+CHANGES_OF_NETS = {  # a change, and the contexts of the inputs before and after it
     "becomes parallel": (partial(make_parallel, ctx=BOTH), BOTH, ONE),
-    "moves": (partial(make_parallel, ctx=BOTH, reset_ctx=True), ONE, ONE),
-    "stops": (revert_parallel, ONE, BOTH),
+    "moves to both": (partial(make_parallel, ctx=BOTH, reset_ctx=True), ONE, ONE),
+    "is reverted": (revert_parallel, ONE, BOTH),
 }
 
 
-@pytest.mark.parametrize("kind", CHANGES_OF_CONTEXTS)
-def test_momentum_stays_when_a_net_becomes_parallel_or_stops(kind):
+@pytest.mark.parametrize("kind", CHANGES_OF_NETS)
+def test_momentum_stays_when_a_net_becomes_parallel_or_is_reverted(kind):
     """The net trains for two steps before the change and for two steps after it."""
 
     def program(change, before, after):
@@ -330,4 +330,4 @@ def test_momentum_stays_when_a_net_becomes_parallel_or_stops(kind):
         check_replicas(net)
         return [value(p) for p in parameters_of(net)]
 
-    assert_same(program(*CHANGES_OF_CONTEXTS[kind]), program(None, ONE, ONE))
+    assert_same(program(*CHANGES_OF_NETS[kind]), program(None, ONE, ONE))

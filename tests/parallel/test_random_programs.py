@@ -41,7 +41,7 @@ class Runner:
     """A program's net and devices."""
 
     def __init__(self, program):
-        self._program, self._kind = program, oracle.state_dtype(program.dtype)
+        self._program, self._state_dtype = program, oracle.state_dtype(program.dtype)
         self._net, self._norms = make_net(program)
         self._devices = gluon_syncbn.Devices(cpus(program.contexts))
 
@@ -91,7 +91,7 @@ class Runner:
 
     def _state(self, parameter):
         first, *others = (array.asnumpy() for array in parameter.list_data())
-        assert first.dtype == self._kind
+        assert first.dtype == self._state_dtype
         for other in others:
             np.testing.assert_array_equal(other, first, parameter.name)
         return oracle.exact(first)
@@ -110,7 +110,7 @@ class Runner:
         whole = np.concatenate(shards, self._program.batch_axis)
         oracle.check(name, whole, expected, self._program.dtype)
 
-    def _check_gradients(self, xs, step, dx, terms_of_layers, former):
+    def _check_gradients(self, xs, step, dx, terms_of_calls, former):
         """Compare gradients; `former` are the parameters' gradients before the step."""
         grad_req = self._program.x_grad_req
         if grad_req == "add":
@@ -119,15 +119,16 @@ class Runner:
         if grad_req != "null":
             self._check_whole("input gradient", [x.grad for x in xs], dx)
         for (number, name), results in self._gradients().items():
-            terms_of_uses = terms_of_layers[number][oracle.PARAMETERS.index(name)]
-            sums = [oracle.sums(self._program, x, step.rows) for x in terms_of_uses]
+            calls = terms_of_calls[number][oracle.PARAMETERS.index(name)]
+            sums = [oracle.sums(self._program, terms, step.rows) for terms in calls]
             is_added = getattr(self._norms[number], name).grad_req == "add"
             for k, (result, *parts) in enumerate(zip(results, *sums)):
                 if is_added:
                     old = oracle.exact(former[number, name][k])
                     parts = [old, *parts * step.backwards]
                 where = f"d{name} of layer {number} on cpu({k})"
-                oracle.check(where, result, oracle.total(parts, self._kind), self._kind)
+                expected = oracle.total(parts, self._state_dtype)
+                oracle.check(where, result, expected, self._state_dtype)
 
 
 @pytest.mark.timeout(MORE + 300)

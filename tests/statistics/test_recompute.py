@@ -141,7 +141,8 @@ def test_frozen_layers_keep_their_statistics(norm):
     with pytest.raises(ValueError, match="frozen"):
         recompute_statistics(net[0], [x])
     trainers.append(mx.gluon.Trainer(net[1].collect_params(), "sgd"))
-    assert {*map(type, trainers)} == {mx.gluon.Trainer}  # as without the calls
+    # The trainer of a SyncBatchNorm has another class, but net[1] is a BatchNorm again.
+    assert {*map(type, trainers)} == {mx.gluon.Trainer}
 
 
 def test_a_layer_that_is_used_twice_counts_all_its_inputs():
@@ -203,6 +204,8 @@ def test_batches_that_do_not_count():
     batches = iter([nd.array([[x]]) for x in (1.0, np.inf, 3.0, 7.0)])
     recompute_statistics(layer, batches, steps=3)
     assert statistics(layer) == [2, 1] and next(batches).asnumpy() == 7
+    with pytest.raises(ValueError, match="finite"):
+        recompute_statistics(layer, [nd.array([[np.nan]])])
 
 
 def test_an_earlier_call_that_is_still_queued_does_not_count():
@@ -232,7 +235,7 @@ def test_several_inputs_and_another_batch_axis():
 
 
 def net_of_one(contexts, parallel):
-    net = SyncBatchNorm(in_channels=1)  # labels must not become its mask
+    net = SyncBatchNorm(in_channels=1)  # must not get labels as its second argument
     if parallel:
         make_parallel(net, contexts)
     net.initialize(ctx=contexts)

@@ -56,7 +56,7 @@ def started(net, contexts, mode="imperative", seed=1):
 
 
 def train(net, rows=(6, 5, 1)):
-    """Train on batches of `rows` rows; return their losses and a prediction."""
+    """Train on a batch of each size in `rows`; return the losses and a prediction."""
     settings = {"learning_rate": 0.001, "momentum": 0.9}
     trainer, found = Trainer(net.collect_params(), "sgd", settings), []
     for count in rows:

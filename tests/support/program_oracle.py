@@ -1,4 +1,4 @@
-"""The float64 results of a random program's net, with bounds of their errors."""
+"""The float64 oracle of random training programs (tests/support/programs.py)."""
 
 from collections import namedtuple
 
@@ -102,7 +102,7 @@ class Use:
         dz_size = abs(dz) + dz_error  # the largest |dz| that a device may compute
         gamma_inv_std = self._over(self._gamma * self._inv_std)
         sizes = dz_size * (1 + self._over(self._largest))
-        lost = reference.reconstruction_error(
+        x_hat_error = reference.reconstruction_error(
             self._dtype, self._options.activation, self._largest.max()
         )
         from_dz = dz_error
@@ -113,8 +113,9 @@ class Use:
         else:
             dx = dz * gamma_inv_std
         scale = abs(gamma_inv_std) * sizes.max(self._axes, keepdims=True, initial=0.0)
-        error = self._tolerance(scale) + 2 * lost * scale + abs(gamma_inv_std) * from_dz
-        rounding = self._tolerance(1.0) * sizes + lost * sizes
+        error = self._tolerance(scale) + 2 * x_hat_error * scale
+        error = error + abs(gamma_inv_std) * from_dz
+        rounding = self._tolerance(1.0) * sizes + x_hat_error * sizes
         return (
             stored(Value(dx, error), self._dtype),
             Value(dz * self._x_hat, rounding + dz_error * abs(self._x_hat)),
@@ -155,10 +156,10 @@ class Net:
         return total(dxs, self._dtype), terms
 
 
-def sums(program, terms, rows):
-    """Yield each context's sums of the terms of its rows."""
-    axes, _ = reference.reduction_axes(terms.value, program.axis)
-    shards = [split_rows(part, rows, program.batch_axis) for part in terms]
+def sums(program, batch, row_counts):
+    """Divide the rows of a Value among contexts, and yield each context's sum."""
+    axes, _ = reference.reduction_axes(batch.value, program.axis)
+    shards = [split_rows(part, row_counts, program.batch_axis) for part in batch]
     dtype = state_dtype(program.dtype)
     for value, error in zip(*shards):
         yield stored(Value(value.sum(axes), error.sum(axes)), dtype)

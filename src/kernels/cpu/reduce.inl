@@ -2,8 +2,8 @@
 // are float64, because memory, not arithmetic, takes the time.
 //
 // `Terms` has Channel(c, first), which receives the tile's first element of channel c and returns
-// the channel's Affine (activation.inl); Of(x, dy, Affine), which returns u and v of an element;
-// kBackward, true if it reads dy; and kRecomputesZ, true if it reads the Affine's scale and offset.
+// the channel's Affine (activation.inl); Of, which computes u and v from vectors of x and dy;
+// kBackward, true if Of reads dy; and kRecomputesZ, true if Of computes the activation's input z.
 
 namespace syncbn::cpu {
 namespace {
@@ -33,8 +33,8 @@ SYNCBN_INLINE void AddVector(const Terms& terms, const T* x, const T* dy, const 
   sums->v += v;
 }
 
-// Returns the terms of n elements, fewer than a vector. In the other lanes the terms of gradients
-// are 0, because dy is 0, and the terms of moments are 0 if `fill` is their center.
+// Returns u and v of n elements, fewer than a vector has. The other elements of the vectors are
+// `fill` in x and 0 in dy. In SumPlane their u and v are 0, and AddColumns does not store them.
 // Inlining would double the code of every loop. Arguments passed by value can stay in registers.
 template <typename Terms, typename T>
 SYNCBN_NOINLINE Pair<Doubles> TermsOfPart(Terms terms, const T* x, const T* dy, int64_t n, T fill,
@@ -130,7 +130,7 @@ SYNCBN_INLINE void AddColumns(const Terms& terms, const T* x, const T* dy, int64
   if (kFull) {
     Store(columns->u + j, sums.u);
     Store(columns->v + j, sums.v);
-  } else {  // the other lanes are columns that a shorter last row lacks, or padding
+  } else {  // the other elements are columns that a shorter last row lacks, or padding
     for (int64_t i = 0; i < n; ++i) {
       columns->u[j + i] = sums.u[i];
       columns->v[j + i] = sums.v[i];

@@ -43,9 +43,9 @@ SYNCBN_INLINE const T* FirstOf(const T* x, const Tile& tile) {
   return x + tile.outer_begin * tile.row + tile.inner_begin;
 }
 
-// A tile of short planes as `count` rows of `width` columns, `stride` elements apart, and a last
-// row of `rest` columns. A row has all elements of the tile at `repeats` adjacent outer indices.
-// `repeats` may exceed 1 if the tile has all channels of the tensor, so that rows are long.
+// A tile's rows if the inner size is smaller than kMinPlane (tiles.h). `count` rows have `width`
+// columns, and a last row has `rest`. Each row begins `stride` elements after the row before it. A
+// row of `width` columns has the tile's elements at `repeats` adjacent outer indices.
 struct Rows {
   int64_t offset, count, stride, width, rest, repeats;
 };
@@ -54,9 +54,9 @@ inline Rows MakeRows(const Tile& tile) {
   const int64_t outer = tile.outer_end - tile.outer_begin;
   const int64_t width = (tile.channel_end - tile.channel_begin) * tile.inner;
   int64_t repeats = 1;
-  if (width == tile.row) {
+  if (width == tile.row) {  // elements at adjacent outer indices are contiguous
     repeats = kMaxColumns / width;
-    if (repeats > 16) repeats -= repeats % 16;  // then a row is a multiple of a vector
+    if (repeats > 16) repeats -= repeats % 16;  // rows of whole vectors
     if (repeats > outer) repeats = outer;
   }
   return {tile.outer_begin * tile.row + tile.channel_begin * tile.inner,

@@ -18,27 +18,27 @@ namespace syncbn::cuda {
 constexpr int kThreads = 128;  // per block
 constexpr int kVectorBytes = 16;
 constexpr int kMinPlane = 128;       // elements; smaller planes are always cut into columns
-constexpr int kTileBytes = 128;      // largest slice, unless whole vectors need a larger one
+constexpr int kTileBytes = 128;      // most bytes in a slice of columns, if possible
 constexpr int64_t kBlocksEach = 16;  // blocks per multiprocessor
 constexpr int64_t kFewVectors = 8;   // blocks share a tile if a thread would have more vectors
 constexpr int64_t kCounters = 8192;  // tiles that blocks can share, because each needs a counter
 constexpr int64_t kMaxTileChannels = kTileBytes / 2;  // float16 has 2 bytes
 
-// The work of one thread: the vectors begin, begin + Cut::rows, ... before `end` of its line.
+// The vectors of one thread, numbered in its line: begin, begin + Cut::rows, ... below `end`.
 struct Work {
-  int64_t channel, begin, end;
-  int tile, split, channels, column;
+  int64_t channel, begin, end;  // channel: the first channel of the tile
+  int tile, split, channels;    // split: the number of the block among the blocks of the tile
+  int offset;                   // elements of a slice before the thread's column
 };
 
 struct Cut {
   Layout layout;
-  int width = 1;  // elements of a vector
+  int width = 1, tile_channels = 1;  // elements of a vector, and channels of a tile
   bool columns = false;
-  int tile_channels = 1, tile_slots = 1;  // channels and vectors in a slice
-  int rows = kThreads;                    // rows of threads in a block
-  int64_t slots = 1;                      // vectors in a plane; 1 for columns
-  int64_t line = 0, step = 0;             // vectors in a line, and in a block's share of it
-  int64_t tiles = 1, splits = 1;          // splits: blocks that share a tile
+  int rows = kThreads, row_threads = 1;  // rows of threads in a block, and threads in a row
+  int64_t plane_vectors = 1;             // vectors in a plane; 1 for columns
+  int64_t line = 0, step = 0;            // vectors in a line, and in a block's share of it
+  int64_t tiles = 1, splits = 1;         // splits: blocks that share a tile
 
   SYNCBN_HOST_DEVICE Work At(unsigned block, int thread) const {
     Work work;
@@ -47,24 +47,25 @@ struct Cut {
     work.channel = static_cast<int64_t>(work.tile) * tile_channels;
     const int64_t left = layout.channels - work.channel;
     work.channels = static_cast<int>(left < tile_channels ? left : tile_channels);
-    const int row = thread / tile_slots;
-    work.column = thread % tile_slots * width;
+    const int row = thread / row_threads;
+    work.offset = thread % row_threads * width;
     const int64_t first = work.split * step, end = first + step < line ? first + step : line;
-    const bool outside = row >= rows || (columns && work.column >= work.channels * layout.inner);
+    const bool outside = row >= rows || (columns && work.offset >= work.channels * layout.inner);
     work.begin = first + row;
     work.end = outside ? 0 : end;
     return work;
   }
 
-  // Returns the offset in elements of vector i of the thread's line.
+  // Returns the offset in the tensor, in elements, of vector i of the thread's line.
   SYNCBN_HOST_DEVICE int64_t OffsetOf(const Work& work, int64_t i) const {
-    const int64_t plane = slots == 1 ? i : static_cast<int64_t>(uint64_t(i) / uint64_t(slots));
-    const int64_t in_plane = (i - plane * slots) * width + work.column;
+    const int64_t plane =
+        plane_vectors == 1 ? i : static_cast<int64_t>(uint64_t(i) / uint64_t(plane_vectors));
+    const int64_t in_plane = (i - plane * plane_vectors) * width + work.offset;
     return (plane * layout.channels + work.channel) * layout.inner + in_plane;
   }
 
   SYNCBN_HOST_DEVICE int64_t ChannelOf(const Work& work, int in_vector) const {
-    return columns ? work.channel + (work.column + in_vector) / layout.inner : work.channel;
+    return columns ? work.channel + (work.offset + in_vector) / layout.inner : work.channel;
   }
 };
 
@@ -86,14 +87,14 @@ inline Cut MakeCut(const Layout& layout, int bytes, bool aligned, int multiproce
     const int64_t units = layout.channels / unit;
     const int64_t most = std::max<int64_t>(kTileBytes / (unit * inner * bytes), 1);
     cut.tile_channels = static_cast<int>(CeilDiv(units, CeilDiv(units, most)) * unit);
-    cut.tile_slots = static_cast<int>(cut.tile_channels * inner / cut.width);
-    cut.rows = kThreads / cut.tile_slots;
+    cut.row_threads = static_cast<int>(cut.tile_channels * inner / cut.width);
+    cut.rows = kThreads / cut.row_threads;
   } else {
-    cut.slots = inner / cut.width;
+    cut.plane_vectors = inner / cut.width;
   }
   cut.tiles = CeilDiv(layout.channels, cut.tile_channels);
   if (layout.Size() == 0) return cut;
-  cut.line = layout.outer * cut.slots;
+  cut.line = layout.outer * cut.plane_vectors;
   const int64_t most = cut.tiles > kCounters ? 1 : CeilDiv(cut.line, cut.rows * kFewVectors);
   cut.splits = std::clamp<int64_t>(kBlocksEach * multiprocessors / cut.tiles, 1, most);
   cut.step = CeilDiv(cut.line, cut.splits);

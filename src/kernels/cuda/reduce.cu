@@ -61,7 +61,7 @@ __device__ bool IsLast(unsigned* counter, unsigned blocks) {
   return last;
 }
 
-// The compiler would otherwise spill registers to fit more blocks.
+// The compiler spills registers if it chooses this number itself.
 constexpr int kBlocksPerMultiprocessor = 3;
 
 // kSums is kWidth if elements of a vector can be in different channels (cut.columns), otherwise 1.
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     tile[threadIdx.x * kSums + k] = vectors > 0 ? terms[k].Of(sums[k]) : sums[k];
   }
   __syncthreads();
-  const int stride = cut.tile_slots * kSums;  // contributions of a row of threads
+  const int stride = cut.row_threads * kSums;  // contributions of a row of threads
   const int inner = cut.columns ? static_cast<int>(cut.layout.inner) : 1;
   const auto finish = [&](int channel, const Partial& all) {
     Terms::Finish(pass, work.channel + channel, all);
@@ -162,8 +162,8 @@ void Reduce(const ReductionPass& pass, void* workspace, Stream stream) {
 //   u = x - shift,  mean = shift + sum(u) / n,  m2 = sum(u * u) - sum(u)^2 / n
 //
 // `shift` is the first value that a thread reads, so |u| is about the standard deviation, and a
-// large mean costs no accuracy. A Partial has the difference of the mean from `origin`, the shift
-// of one of its threads, for the same accuracy. Partials are merged in double.
+// large mean costs no accuracy. A Partial therefore contains mean - origin, not the mean, where
+// origin is the shift of a thread. Partials are merged in double.
 
 template <typename T>
 struct MomentTerms {
@@ -202,8 +202,8 @@ struct MomentTerms {
 
 // ---- the first pass of backward: the sums of dz and of dz * xmu (see activation.inl) ------------
 //
-// Begin rounds the center to the data's arithmetic. Finish corrects the sum of dz * centered for
-// this rounding, and converts it to the sum of dz * xmu.
+// Threads sum dz * centered. They subtract the mean or offset, rounded to the data's arithmetic.
+// Finish corrects the sum for this rounding, and converts it to the sum of dz * xmu.
 
 template <typename T>
 struct GradientTerms {

@@ -87,8 +87,8 @@ struct Buffer {
   size_t bytes = 0;
 };
 
-// A stream and its scratch memory, for one forward or backward call at a time. Later calls of any
-// layer reuse lanes, so a call allocates scratch memory only if earlier calls needed less.
+// A stream and its scratch memory. One forward or backward call uses a lane at a time. Later calls
+// of any layer on the same device can reuse the lane.
 class Lane {
  public:
   Lane() {
@@ -144,10 +144,9 @@ class Lane {
   bool is_idle_ = true;
 };
 
-// The largest numbers of per-channel vectors in a call. Backward copies up to 3 for BackwardSums
-// and 5 for BackwardApply to the device. Pinned memory also has 2 sums, dgamma and dbeta.
-constexpr int64_t kDeviceVectors = 8;
-constexpr int64_t kPinnedVectors = 12;
+// The largest numbers of per-channel vectors in a call, here counted for backward.
+constexpr int64_t kDeviceVectors = 8;   // 3 for BackwardSums and 5 for BackwardApply
+constexpr int64_t kPinnedVectors = 12;  // these 8, the 2 results of BackwardSums, dgamma and dbeta
 
 bool IsDouble(const Tensor& vector) { return vector.dtype == DType::kFloat64; }
 
@@ -295,7 +294,7 @@ class CudaBackend : public Backend {
     queued_.clear();
   }
 
-  // Runs a kernel that writes to pinned memory, waits, and copies its results to `pass`'s arrays.
+  // The kernel writes its results to pinned memory. Reduce copies them to the arrays of `pass`.
   void Reduce(const ReductionPass& pass,
               void (*kernel)(const ReductionPass&, void*, cuda::Stream)) {
     ReductionPass on_device = pass;

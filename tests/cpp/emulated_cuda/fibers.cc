@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t kStack = 64 << 10;
 
-using JumpBuffer = void* [5];  // the type of __builtin_setjmp
+using JumpBuffer = void* [5];  // the buffer that __builtin_setjmp fills
 
 struct Fiber {
   JumpBuffer place;
@@ -31,7 +31,7 @@ struct Block {
   const std::function<void()>* thread = nullptr;
 };
 
-thread_local Block* block = nullptr;  // the block that this thread of the system runs
+thread_local Block* block = nullptr;  // the block that this operating-system thread runs
 
 // Not inlined, because the address sanitizer would see that the jump does not return, and search
 // for the end of the stack each time.
