@@ -101,7 +101,7 @@ Waiting Table::Arrive(const Contribution& own, Ticket* ticket, Time now) {
 
 // Returns the ticket of a forward call. If a new device calls after `own.devices` others, either
 // the net has moved, or more devices are in use than `own.devices`. The second case ends in an
-// Error when one of the others calls again.
+// Error, at the latest when one of the others calls again.
 Ticket Table::Enter(const Contribution& own, const Key& key) {
   Members& members = *own.members;
   const Place place{peers_.rank(), own.device};

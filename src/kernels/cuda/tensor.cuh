@@ -91,7 +91,7 @@ struct FusedActivation {
   __device__ explicit FusedActivation(const PassInput& pass)
       : variant(VariantOf(pass)), slopes(MakeSlopes<A>(pass.activation.slope)) {}
 
-  // Returns Unwind's argument `to_z`. Unwind only reads its center unless the variant is kLeakyOfX.
+  // Returns Unwind's argument `to_z`. Unwind reads only `to_z.center` except with kLeakyOfX.
   __device__ Affine<A> MakeToZ(const PassInput& pass, int64_t c) const {
     if (variant != kLeakyOfX) return {static_cast<A>(CenterOf(pass)[c]), 0, 0};
     return MakeAffine<A>(pass.mean[c], pass.scale[c], pass.offset[c]);
