@@ -1,7 +1,7 @@
 """Compatibility with versions of NumPy and MXNet.
 
-Newer versions of NumPy lack aliases that MXNet and GluonCV use. This module restores
-them before it imports MXNet, and does not change names that NumPy has.
+Newer versions of NumPy lack names that MXNet and GluonCV use. This module defines
+these names before it imports MXNet, and does not change names that NumPy has.
 """
 
 from __future__ import annotations

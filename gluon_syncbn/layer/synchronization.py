@@ -98,7 +98,7 @@ class Synchronization:
     because names of blocks are not unique.
     """
 
-    kept: set = set()  # layers that graphs may use after their blocks are deleted
+    kept: set = set()  # objects that a graph may use after the SyncBatchNorm is deleted
     has_warned = False  # the warning about loops over CPU contexts is given once
     _made = collections.Counter()  # the number of layers that were made with each name
 
@@ -129,7 +129,6 @@ class Synchronization:
     def register(self, parameters: Iterable) -> None:
         """Make trainers of the parameters wait for exchanges of this layer."""
         parameters = list(parameters)
-        # A layer's number of parameters never changes, so a superset is the same set.
         if not self.parameters.issuperset(parameters):
             self.parameters = weakref.WeakSet(parameters)
             steps.guard_trainers(parameters)

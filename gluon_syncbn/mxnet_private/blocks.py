@@ -147,7 +147,7 @@ def is_traced(leaves: Iterable) -> bool:
 
 
 def call_with_parameters(block: mx.gluon.HybridBlock, *inputs: Any) -> Any:
-    """Call `block._compute`, which must also be `block.hybrid_forward` in Gluon 1."""
+    """Call `SyncBatchNorm._compute`, which is also `hybrid_forward` in Gluon 1."""
     if not IS_GLUON_2:
         return HybridBlock.forward(block, *inputs)  # calls `hybrid_forward`
     context = inputs[0].context
@@ -155,27 +155,27 @@ def call_with_parameters(block: mx.gluon.HybridBlock, *inputs: Any) -> Any:
     return block._compute(mx.nd, *inputs, **parameters)
 
 
-# The methods that a call of a block may run. Gluon 1 decides inside of `forward`
+# The methods that run a block when it is called. Gluon 1 decides inside of `forward`
 # whether to run the graph. Gluon 2 decides before it calls one of these methods.
-_RUNS = ("forward", "_call_cached_op") if IS_GLUON_2 else ("forward",)
+_RUN_METHODS = ("forward", "_call_cached_op") if IS_GLUON_2 else ("forward",)
 
 
 class ForwardReplacement:
-    """A callable that replaces the `_RUNS` of a net. Subclasses define `__call__`."""
+    """A base class of callables that replace the methods that run a net."""
 
     def __init__(self, net: mx.gluon.Block) -> None:
         self.net = net
-        self.replaced = {name: vars(net)[name] for name in _RUNS if name in vars(net)}
+        self.replaced = {n: vars(net)[n] for n in _RUN_METHODS if n in vars(net)}
 
     def install(self) -> None:
-        for name in _RUNS if isinstance(self.net, HybridBlock) else ("forward",):
+        for name in _RUN_METHODS if isinstance(self.net, HybridBlock) else ("forward",):
             setattr(self.net, name, self)
 
     def remove(self) -> None:
         """Restore the replaced functions, also if this object was itself replaced."""
         latest = vars(self.net)["forward"]
         attributes = vars(self.net) if latest is self else latest.replaced
-        for name in _RUNS:
+        for name in _RUN_METHODS:
             attributes.pop(name, None)
         attributes.update(self.replaced)
 
@@ -203,7 +203,7 @@ def traced_block() -> mx.gluon.HybridBlock | None:
 
 
 def current_build() -> tuple[mx.gluon.HybridBlock | None, dict]:
-    """Return the called block whose CachedOp is being made, and its inputs by name."""
+    """Return the block whose CachedOp this thread makes, and its inputs by name."""
     for found in _variables_of(_BUILD_CODE):
         names = [symbol.name for symbol in found["data"]]
         arrays = [value for value in flatten(found["args"]) if value is not None]

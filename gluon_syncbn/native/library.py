@@ -66,7 +66,7 @@ _pointer, _int = ctypes.c_void_p, ctypes.c_int
 _array = ctypes.c_void_p  # the address of a NumPy array's values: `array.ctypes.data`
 _int64, _double = ctypes.c_int64, ctypes.c_double
 
-_SIGNATURES = {
+_SIGNATURES = {  # src/c_api/ defines these functions
     "gluon_syncbn_last_error": (Text, []),
     "gluon_syncbn_register": (_int, [Text]),
     "gluon_syncbn_wait_before_fork": (None, []),
@@ -149,10 +149,10 @@ def _check_whole(file):
 
 
 def declare(library: ctypes.CDLL, file: Path, signatures: dict) -> None:
-    """Set the types of a library's functions; raise ImportError if it lists others.
+    """Set the types of a library's functions to `signatures`.
 
-    ctypes would call a function with too few arguments, or arguments of another size,
-    and corrupt memory. So the library lists its types (src/core/c_interface.h).
+    Raise ImportError if the library was built with other types, because calls with
+    wrong types corrupt memory. The library lists its types (src/core/c_interface.h).
     """
     found = {}
     if hasattr(library, "gluon_syncbn_interface"):

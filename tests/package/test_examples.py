@@ -13,7 +13,7 @@ EXAMPLES = ROOT / "examples"
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch, tmp_path):
-    """Run programs in a temporary folder, where PYTHONPATH finds the package."""
+    """Run programs in a temporary folder, with the package of this checkout."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.chdir(tmp_path)

@@ -1,9 +1,9 @@
 // The passes that write a tensor, element by element. The output may be one of the inputs.
 // Arithmetic is float32 (float64 for float64 data).
 //
-// A `Formula` has Channel(pass, c), which returns a channel's coefficients; Of(x, dy, coefficients,
-// slopes), which returns the result; kBackward, true if it reads dy; and kRecomputesZ, true if
-// backward computes the activation's input z again.
+// A `Formula` has Channel(pass, c), which returns a channel's coefficients; Of(in, dy,
+// coefficients, slopes), which returns the result; kBackward, true if it reads dy; and
+// kRecomputesZ, true if backward computes the activation's input z again.
 
 namespace syncbn::cpu {
 namespace {
@@ -23,7 +23,7 @@ struct Arithmetic<double> {
 template <typename Value>
 struct Coefficients {
   Affine<Value> to_z;
-  Value scale_dz, scale_in, unit, shift;  // backward splits one coefficient into scale_in and unit
+  Value scale_dz, scale_in, unit, shift;  // only ApplyFormula uses scale_dz and unit
 };
 
 // kStream bypasses the caches, because they could not keep a large output until another operator
@@ -33,13 +33,13 @@ enum class StoreMode { kAssign, kStream, kAdd };
 constexpr int64_t kStreamBytes = 8 << 20;  // smaller outputs do not use kStream
 
 template <StoreMode kMode, typename Formula, typename T, typename Vector>
-SYNCBN_INLINE void MapVector(const T* x, const T* dy, const Coefficients<Vector>& k,
+SYNCBN_INLINE void MapVector(const T* in, const T* dy, const Coefficients<Vector>& k,
                              const Slopes<Vector>& f, T* out) {
-  Vector x_vector, dy_vector = {}, old = {};
-  Load(x, &x_vector);
+  Vector in_vector, dy_vector = {}, old = {};
+  Load(in, &in_vector);
   if (Formula::kBackward) Load(dy, &dy_vector);
   if (kMode == StoreMode::kAdd) Load(out, &old);
-  const Vector value = Formula::Of(x_vector, dy_vector, k, f);
+  const Vector value = Formula::Of(in_vector, dy_vector, k, f);
   if constexpr (kMode == StoreMode::kStream)
     Stream(out, value);
   else
@@ -49,13 +49,13 @@ SYNCBN_INLINE void MapVector(const T* x, const T* dy, const Coefficients<Vector>
 // Writes n elements, fewer than a vector. Inlining would double the code of every loop. The
 // coefficients are passed by value, so the caller can keep its own in registers.
 template <StoreMode kMode, typename Formula, typename T, typename Vector>
-SYNCBN_NOINLINE void MapPart(const T* x, const T* dy, int64_t n, Coefficients<Vector> k,
+SYNCBN_NOINLINE void MapPart(const T* in, const T* dy, int64_t n, Coefficients<Vector> k,
                              Slopes<Vector> f, T* out) {
-  Vector x_vector, dy_vector = {}, old = {};
-  LoadPart(x, n, T{}, &x_vector);
+  Vector in_vector, dy_vector = {}, old = {};
+  LoadPart(in, n, T{}, &in_vector);
   if (Formula::kBackward) LoadPart(dy, n, T{}, &dy_vector);
   if (kMode == StoreMode::kAdd) LoadPart(out, n, T{}, &old);
-  const Vector value = Formula::Of(x_vector, dy_vector, k, f);
+  const Vector value = Formula::Of(in_vector, dy_vector, k, f);
   T padded[kFloats];
   Store(padded, kMode == StoreMode::kAdd ? value + old : value);
   for (int i = 0; i < n; ++i) out[i] = padded[i];
@@ -73,7 +73,7 @@ void MapPlanes(const ElementwisePass& pass, const Tile& tile) {
   typedef typename Arithmetic<T>::Scalar Scalar;
   typedef typename Arithmetic<T>::Vector Vector;
   constexpr int64_t kLanes = sizeof(Vector) / sizeof(Scalar);
-  const T *const x = static_cast<const T*>(pass.in), *const dy = static_cast<const T*>(pass.dy);
+  const T *const in = static_cast<const T*>(pass.in), *const dy = static_cast<const T*>(pass.dy);
   T* const out = static_cast<T*>(pass.out);
   const Slopes<Vector> f = MakeSlopes<Vector, Scalar>(pass.activation.slope);
   for (int64_t o = tile.outer_begin; o < tile.outer_end; ++o) {
@@ -92,12 +92,12 @@ void MapPlanes(const ElementwisePass& pass, const Tile& tile) {
       if constexpr (kMode == StoreMode::kStream) {
         int64_t head = UnalignedHead(out + i);
         if (head > end - i) head = end - i;
-        if (head > 0) MapPart<kMode, Formula>(x + i, dy + i, head, k, f, out + i);
+        if (head > 0) MapPart<kMode, Formula>(in + i, dy + i, head, k, f, out + i);
         i += head;
       }
       for (; i + kLanes <= end; i += kLanes)
-        MapVector<kMode, Formula>(x + i, dy + i, k, f, out + i);
-      if (i < end) MapPart<kMode, Formula>(x + i, dy + i, end - i, k, f, out + i);
+        MapVector<kMode, Formula>(in + i, dy + i, k, f, out + i);
+      if (i < end) MapPart<kMode, Formula>(in + i, dy + i, end - i, k, f, out + i);
     }
   }
   if constexpr (kMode == StoreMode::kStream) EndStreamingStores();
@@ -118,7 +118,7 @@ struct ColumnCoefficients {
 };
 
 template <StoreMode kMode, typename Formula, typename T, typename Scalar>
-void MapRow(const T* x, const T* dy, int64_t width,
+void MapRow(const T* in, const T* dy, int64_t width,
             const ColumnCoefficients<Scalar, Formula::kRecomputesZ>& columns,
             const Slopes<typename Arithmetic<T>::Vector>& f, T* out) {
   typedef typename Arithmetic<T>::Vector Vector;
@@ -133,9 +133,9 @@ void MapRow(const T* x, const T* dy, int64_t width,
     if (Formula::kBackward) Load(columns.unit + j, &k.unit);
     Load(columns.shift + j, &k.shift);
     if (j + kLanes <= width)
-      MapVector<kMode, Formula>(x + j, dy + j, k, f, out + j);
+      MapVector<kMode, Formula>(in + j, dy + j, k, f, out + j);
     else
-      MapPart<kMode, Formula>(x + j, dy + j, width - j, k, f, out + j);
+      MapPart<kMode, Formula>(in + j, dy + j, width - j, k, f, out + j);
   }
 }
 
@@ -166,12 +166,12 @@ void MapColumns(const ElementwisePass& pass, const Tile& tile) {
     if (Formula::kBackward) columns.unit[j] = k.unit;
     columns.shift[j] = k.shift;
   });
-  const T *const x = static_cast<const T*>(pass.in), *const dy = static_cast<const T*>(pass.dy);
+  const T *const in = static_cast<const T*>(pass.in), *const dy = static_cast<const T*>(pass.dy);
   const auto f = MakeSlopes<typename Arithmetic<T>::Vector, Scalar>(pass.activation.slope);
   for (int64_t row = 0; row <= rows.count; ++row) {
     const int64_t at = rows.offset + row * rows.stride;
     const int64_t width = row < rows.count ? rows.width : rows.rest;
-    MapRow<kMode, Formula>(x + at, dy + at, width, columns, f, out + at);
+    MapRow<kMode, Formula>(in + at, dy + at, width, columns, f, out + at);
   }
   if constexpr (kMode == StoreMode::kStream) EndStreamingStores();
 }
