@@ -33,7 +33,7 @@ _load = getattr(mx.sym, "load_json", None) or mx.sym.fromjson  # MXNet 2 renamed
 _HAS_OPTION = "remove_amp_cast" in inspect.signature(mx.sym.Symbol.tojson).parameters
 _WITH_CASTS: dict = {"remove_amp_cast": False} if _HAS_OPTION else {}
 
-INPUT = "gluon_syncbn_input"  # a variable, see `rewrite`
+INPUT = "gluon_syncbn_input"  # the name of a variable, see `rewrite`
 
 
 def rewrite(symbol: Any, replace: Callable[[int, dict], Any]) -> Any:
@@ -41,7 +41,7 @@ def rewrite(symbol: Any, replace: Callable[[int, dict], Any]) -> Any:
 
     `replace` is called with each node's number and the node. If it returns None, the
     node is kept, including changes that `replace` made to its ``attrs``. If it returns
-    a symbol with one output, this output replaces the node's first output. A variable
+    a symbol with one output, this output replaces all outputs of the node. A variable
     of this symbol named :data:`INPUT` is replaced by the node's first input. Other
     variables are the graph's variables of the same names.
     """
@@ -139,7 +139,7 @@ def operators_behind(arrays: Iterable) -> list[int]:
 
 
 def record_operator() -> mx.nd.NDArray:
-    """Record an operator, and return its result for `operators_behind`."""
+    """Record an operator. Its number separates earlier operators from later ones."""
     return _identity(_marked("null", mx.cpu()))
 
 
@@ -186,7 +186,7 @@ def owning_zero(owner: Any, array: mx.nd.NDArray) -> mx.nd.NDArray:
     source, result = (mx.base.c_handle_array([zero]) for zero in zeros)
     reference = ctypes.byref(callbacks)
     mx.base.check_call(_LIB.MXCustomFunctionRecord(1, source, 1, result, reference))
-    owned.append(owner)  # not earlier, because only a recorded graph drops it
+    owned.append(owner)  # not before, so that a failed call does not keep it
     return zeros[1]
 
 
@@ -197,7 +197,7 @@ _scopes = threading.local()
 
 @functools.lru_cache(maxsize=None)
 def count_scopes() -> None:
-    """Count the outermost scopes of ``autograd`` that threads enter from now on."""
+    """Count the scopes that a thread enters while it neither records nor trains."""
     enter = autograd._RecordingStateScope.__enter__
 
     def counted_enter(self):
@@ -209,7 +209,7 @@ def count_scopes() -> None:
 
 
 def scope_number() -> int:
-    """Return how many outermost scopes this thread has entered while counting."""
+    """Return how many scopes `count_scopes` has counted in this thread."""
     return getattr(_scopes, "number", 0)
 
 
@@ -272,7 +272,7 @@ def drop(heads: Sequence) -> None:
     another variable, and asks for the gradient of this variable only. So no operator
     of the dropped graphs runs.
     """
-    # A "null" variable could not be reused, because MXNet forgets it after a backward.
+    # This variable is reused. A backward would detach it if its grad_req were "null".
     variable = _marked("write", heads[0].context)
     was_recording = autograd.set_recording(True)
     try:

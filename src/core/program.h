@@ -12,7 +12,7 @@ std::string WhereProgramStands();
 void BeginFork();
 void EndFork();
 
-// Sets the function that WhereProgramStands calls, or null. `locate` calls ReportWhere.
+// Sets the locator, which must pass the lines to ReportWhere. Null removes it.
 void SetLocator(void (*locate)());
 void ReportWhere(const char* text);
 

@@ -92,7 +92,6 @@ def test_steps_and_prediction(count, mode):
 
 
 def test_cuda_graphs_are_refused(monkeypatch):
-    """MXNet would replay a backward that lacks the layer."""
     contexts = gpus(1)
     net, x = make_net(contexts), mx.nd.ones(SHAPE, ctx=contexts[0], dtype="float64")
     monkeypatch.setenv("MXNET_ENABLE_CUDA_GRAPHS", "1")

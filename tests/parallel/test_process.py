@@ -33,7 +33,7 @@ def push_step():
 
 def push_call_of_one_device():
     net.hybridize()
-    push_step()  # then the layers know their devices
+    push_step()  # errors name a missing device only if it has called before
     mx.nd.waitall()
     with autograd.record():
         return devices.map(lambda x: net(x) if x is not None else None, [x, None])
@@ -84,7 +84,7 @@ gluon_syncbn.set_timeout(5)
 layer = gluon_syncbn.SyncBatchNorm(num_devices=2)
 layer.initialize(ctx=contexts)
 begins = threading.Event()
-os.register_at_fork(before=begins.set)  # runs before the package's handler
+os.register_at_fork(before=begins.set)  # runs before gluon_syncbn's handler
 
 def call(shard):
     with autograd.train_mode():
@@ -116,7 +116,7 @@ gluon_syncbn.recover()
 push_step()
 mx.nd.waitall()
 y = push_call_of_one_device()
-# Make subprocess use fork, so that the package's handler waits while the GIL is held.
+# Now subprocess calls fork, whose C handler waits for `y` while the GIL is held.
 subprocess._USE_VFORK = False
 subprocess.run(['true'], check=True)
 gluon_syncbn.recover()
@@ -126,7 +126,6 @@ def in_child():
     assert devices.map(int) == [0, 0]
 
 devices.map(int)
-# Fork while another thread is in `devices.map`.
 begun, end = threading.Event(), threading.Event()
 thread = threading.Thread(target=devices.map, args=(lambda: begun.set() or end.wait(),))
 thread.start()
@@ -144,13 +143,13 @@ def interrupt():
     os._exit(1)
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
-devices.map(lambda: fork(interrupt))  # the child does not defer signals
+devices.map(lambda: fork(interrupt))  # map defers signals, but not in a child
 """,
 }
 
 
 def run(body):
-    """Run a program, which has to succeed before the layers' timeout."""
+    """Run a program that has to succeed; return its standard error."""
     options = {"GLUON_SYNCBN_TIMEOUT": "60", "PYTHONFAULTHANDLER": "1"}
     process = run_python(f"{SETUP}{body}\nprint('done')", timeout=50, **options)
     assert process.returncode == 0, process.stderr
@@ -213,7 +212,8 @@ mx.nd.waitall()
 def late(x):
     if mx.current_context() == contexts[1]:  # while cpu(0) waits
         stop = 'sleep 0.5; kill -STOP $PPID; sleep 4; kill -CONT $PPID'
-        subprocess.run(['/bin/sh', '-c', stop], close_fds=False)  # this does not fork
+        # close_fds=False avoids a fork, whose handler would first wait for cpu(0).
+        subprocess.run(['/bin/sh', '-c', stop], close_fds=False)
     return net(x)
 
 with autograd.train_mode():

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESTORE_NUMPY_NAMES = (
     f"import runpy; runpy.run_path({str(ROOT / 'gluon_syncbn' / 'compat.py')!r})\n"
 )
-# PYTHONPATH of programs that tests start: the package and pyproject.toml's folders.
+# PYTHONPATH of programs that tests start.
 ROOTS = os.pathsep.join(str(ROOT / folder) for folder in ("", "tests", "scripts"))
 
 # Arguments of hybridize for each mode of a Gluon net; None is imperative.
@@ -48,7 +48,7 @@ def cpus(count, first=0):
 
 
 class Loop:
-    """Devices whose map is an ordinary loop in the calling thread."""
+    """A replacement for `gluon_syncbn.Devices` whose `map` starts no threads."""
 
     def __init__(self, contexts):
         self.contexts = contexts
@@ -190,7 +190,7 @@ def output_of(code, *arguments, **options):
 
 
 def status(field):
-    """Return a number of this process, for example VmRSS in KiB or Threads."""
+    """Return the number in a field of /proc/self/status, such as VmRSS (in KiB)."""
     with open("/proc/self/status", encoding="ascii") as file:
         return next(int(line.split()[1]) for line in file if line.startswith(field))
 

@@ -1,4 +1,4 @@
-// Copies several vectors in one launch. Each vector has equally many consecutive blocks.
+// Copies several vectors, or adds them to their destinations, in one launch.
 #include <algorithm>
 
 #include "core/error.h"
