@@ -231,7 +231,7 @@ void SyncBatchNorm::CheckFinite(const BatchMoments& moments, const std::string& 
 
 int64_t SyncBatchNorm::ValidRows(const Layout& layout, const Tensor& rows) const {
   const std::vector<double> counts = backend_->Read(rows);
-  const double count = counts.empty() ? 0 : counts[0];
+  const double count = counts.empty() ? 0 : counts[0];  // equal for all channels
   if (count >= 0 && count <= static_cast<double>(layout.outer)) return static_cast<int64_t>(count);
   throw DeviceError(
       Concat("the number of valid rows must be from 0 to ", layout.outer, ", got ", count));
@@ -262,7 +262,7 @@ void SyncBatchNorm::OnBackend(const char* phase, const Tensor& x,
   try {
     for (const Tensor* vector : vectors) {  // a graph may be bound to parameters of other shapes
       if (vector->shape == std::vector<int64_t>{layout.channels}) continue;
-      throw DeviceError(Concat("parameters and running statistics must have the shape (",
+      throw DeviceError(Concat("parameters and other vectors must have the shape (",
                                layout.channels, "), got ", ShapeText(vector->shape)));
     }
     backend_->Begin(layout, vectors);

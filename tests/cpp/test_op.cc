@@ -28,7 +28,7 @@ TEST(AVectorOfAnotherSizeIsRefusedAndTheOthersAreTold) {
       Shard shard(syncbn::DType::kFloat32, 2, 0, {});
       if (id == 0) shard.var = test::Tensor(syncbn::DType::kFloat32, 0);
       CheckHas(ErrorOf([&] { shard.Step(&layer, {}); }),
-               "forward on cpu(0): parameters and running statistics must have the shape (5)");
+               "forward on cpu(0): parameters and other vectors must have the shape (5)");
     });
     CheckHas(other.Failure(), "SyncBatchNorm 'layer', forward on cpu(0): parameters");
     syncbn::Table::Get().Reset();

@@ -56,7 +56,7 @@ def train(net, trainer, batches, sizes):
     return np.array(losses)
 
 sampler = distributed.ShardSampler(13, 3, seed=1)
-batches = [rows for epoch in range(3) for rows in sampler]  # the last repeats a row
+batches = [rows for epoch in range(3) for rows in sampler]
 whole = [a + b for a, b in zip(*MPI.COMM_WORLD.allgather(batches))]
 for kind in sys.argv[1:]:
     is_ours = kind == 'distributed'
@@ -89,7 +89,7 @@ for kind in sys.argv[1:]:
     ids="-".join,
 )
 def test_training_equals_one_process(kinds):
-    """Our trainer sums gradients, or MXNet's kvstore does; workers or servers update.
+    """Our Trainer or MXNet's kvstore sums the gradients of both processes.
 
     Each worker must also exit with status 0. MXNet aborts a worker that has not deleted
     its kvstore when Python ends.
@@ -105,7 +105,7 @@ def test_the_program_of_the_page(tmp_path, monkeypatch):
     assert (tmp_path / "net.params").exists()
 
 
-def test_workers_that_no_mpirun_connected_are_warned(monkeypatch):
+def test_kvstore_workers_without_mpirun_get_a_warning(monkeypatch):
     """The warning names the first layer whose `group` includes other processes."""
     workers_of = "gluon_syncbn.mxnet_private.trainers.workers_of"
     monkeypatch.setattr(workers_of, lambda trainer: 2)

@@ -41,7 +41,7 @@ def test_calls_of_two_scopes(devices):
     with autograd.record():
         second = net(column(5, 6)).sum()
         second.backward(retain_graph=True)  # inside of the scope
-    beside.backward()  # it does not depend on the net
+    beside.backward()  # `beside` does not depend on the net
     assert weight_gradient(net) == 11
     for grad in net.weight.list_grad():
         grad[:] = 0
@@ -84,7 +84,7 @@ def test_autograd_grad_is_refused(devices):
     assert weight_gradient(net) == x.sum() and (x.grad == 1).asnumpy().all()
 
 
-# ---- ends of graphs ------------------------------------------------------------------
+# ---- freeing of graphs ---------------------------------------------------------------
 
 
 class Token:
@@ -190,7 +190,7 @@ class Tempered(nn.Dense):
         return 7, super().forward(x) * temperature, x[:, :0]
 
 
-@gluon_1_only("all tests use arrays of mx.np")
+@gluon_1_only("tests always use arrays of mx.np")
 @pytest.mark.parametrize("is_variable", [True, False])
 def test_numpy_semantics(is_variable, devices):
     """One argument has no axes. The results are a number and two arrays, one empty."""
@@ -211,7 +211,7 @@ def test_numpy_semantics(is_variable, devices):
         assert not is_variable or temperature.grad.asnumpy() == 6 * 14
         with autograd.record():
             total = net(x, temperature)[2].sum()
-        total.backward()  # it does not depend on the temperature
+        total.backward()  # `total` does not depend on the temperature
         assert not is_variable or temperature.grad.asnumpy() == 6 * 14
 
 
@@ -279,7 +279,7 @@ def test_output_whose_first_axis_is_not_the_rows(function, rows):
 
 @pytest.mark.parametrize("train", [True, False])
 def test_the_additional_run_of_a_first_call_changes_nothing(train):
-    """An additional run on another number of rows finds outputs without rows."""
+    """The net runs again, to detect outputs whose first axis is not the rows."""
     results = []
     for contexts in cpus(2), cpus(1):
         net = started(Normalized(), contexts, "hybridize")

@@ -105,7 +105,7 @@ def test_copies_are_parallel_nets_of_their_own(copied):
 @pytest.mark.parametrize("parent_is", ["parallel", "plain"])
 @pytest.mark.parametrize("mode", MODES)
 def test_in_a_parent(parent_is, mode):
-    """A parallel parent calls the net with shards, a plain one with whole batches."""
+    """A parallel parent passes shards to the child, a plain parent whole batches."""
     results = []
     for contexts in cpus(2), None:
         child, parent = started(Normalized(), contexts), nn.HybridSequential()
@@ -138,8 +138,8 @@ def test_a_hybridized_parent_predicts_on_one_device_and_refuses_to_train():
 
 
 @gluon_1_only("parameters of Gluon 2 have no unique names")
-def test_a_net_with_equal_names_keeps_its_graph(devices):
-    """The other net may run in another thread, where Gluon gives the same names."""
+def test_another_net_with_the_same_parameter_names_keeps_its_graph(devices):
+    """Gluon counts names per thread, so nets of two threads can have the same names."""
     one, other = (nn.Dense(2, in_units=2, prefix="same_") for _ in range(2))
     other.initialize()
     other.hybridize()
@@ -170,7 +170,7 @@ def test_a_net_that_is_initialized_elsewhere_is_moved(state, devices):
 
 @pytest.mark.parametrize("contexts", [[1, 2], [1, 0]])  # cpu(0) is the current context
 def test_arrays_that_the_program_changes_on_any_context(contexts):
-    """The program divides the gradient 3 by 3, or changes the weight from 4 to 6."""
+    """The program changes the gradient from 3 to 1, or the weight from 4 to 6."""
     contexts, data = [mx.cpu(k) for k in contexts], nd.array([[1], [2]])
     net = make_parallel(nn.Dense(1, in_units=1, use_bias=False), contexts)
     net.initialize(mx.init.One())
@@ -239,7 +239,7 @@ def test_devices_without_a_row_get_statistics_although_a_later_layer_fails():
 
 
 def count_functions(devices, call):
-    """Count the calls of our functions that have names, in all threads."""
+    """Count the calls of our functions in this thread and the devices' threads."""
     folder, frames = str(Path(gluon_syncbn.__file__).parent), {}
 
     def note(frame, event, _):
@@ -250,7 +250,7 @@ def count_functions(devices, call):
                 frames[id(frame)] = frame
 
     devices.map(lambda: sys.setprofile(note))
-    gc.collect()  # deleting other nets would call the library
+    gc.collect()
     gc.disable()
     frames.clear()
     sys.setprofile(note)
@@ -353,7 +353,7 @@ def test_files_have_the_bits_of_the_first_device(tmp_path):
     assert (saved == weight.data(mx.cpu(0))).asnumpy().all()
 
 
-def test_files_go_to_the_devices(tmp_path, devices):
+def test_contexts_of_loaded_parameters(tmp_path, devices):
     net = one_weight(devices.contexts, 3.0)
     net.save_parameters(str(tmp_path / "a"))
     for contexts in None, mx.cpu(1), devices.contexts:
