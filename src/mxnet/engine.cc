@@ -27,7 +27,7 @@ namespace syncbn {
 // The engine also appends each error to a vector without a lock (threaded_engine.h,
 // AddToGlobalExceptions), and work that depends on a failed operator reads the vector. FailOperator
 // lets our operators fail one at a time, so they do not append at the same time. ReserveErrors
-// reserves memory, because an append that moves the vector would disturb its readers.
+// reserves memory, because an append that moves the vector's elements would disturb its readers.
 
 namespace {
 
