@@ -36,7 +36,7 @@ struct PassInput {
 };
 
 // Two results for each channel. LocalMoments computes the mean and the sum of squared deviations of
-// x without `mean`, `scale` and `offset`. BackwardSums computes the sums of dz and of dz * xmu.
+// x. It does not read `mean`, `scale` or `offset`. BackwardSums computes sum(dz) and sum(dz * xmu).
 struct ReductionPass : PassInput {
   double* first = nullptr;
   double* second = nullptr;

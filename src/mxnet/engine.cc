@@ -15,19 +15,19 @@ namespace syncbn {
 
 // ---- errors ------------------------------------------------------------------------------------
 //
-// FailOperator raises an operator's error through an array of the operator, one error at a time.
+// FailOperator stores an operator's error in an array of the operator, where MXNet finds it.
 //
 // MXNet's own way is unsafe: custom operators store their errors in one slot without a lock
 // (custom-inl.h, `exception_`), and the operator that completes next takes the error of any other.
 // Two operators that complete together free the same object twice. But MXNet also checks the
-// operator's arrays for errors, and each call of an operator has arrays of its own (custom.cc,
-// AllocateNDArrayCopy). So this file queues work that writes one of these arrays and throws. Only
-// this operator finds the error.
+// operator's arrays for errors, and each call of an operator has its own arrays (custom.cc,
+// AllocateNDArrayCopy). So FailOperator queues work that writes one of these arrays and throws.
+// Only this call finds the error.
 //
-// The engine also stores each error in a vector without a lock (threaded_engine.h,
-// AddToGlobalExceptions), when the work on the array completes and when the operator completes. All
-// dependent work searches the vector. So FailOperator waits until the operator that failed before
-// has taken its error, and ReserveErrors reserves so much memory that the vector is not moved.
+// The engine also appends each error to a vector without a lock (threaded_engine.h,
+// AddToGlobalExceptions), and work that depends on a failed operator reads the vector. FailOperator
+// lets our operators fail one at a time, so they do not append at the same time. ReserveErrors
+// reserves memory, because an append that moves the vector's elements would disturb its readers.
 
 namespace {
 
@@ -72,9 +72,9 @@ void EndDelivery() {
 
 // A wait until MXNet has taken the error out of the operator's array, which happens after the
 // operator has returned. Each turn queues two pieces of work on the array: SetTaken, which the
-// engine skips while the array has the error, and EndTurn, which it never skips. One or two turns
-// suffice, because work runs in the order of the queue. But the error stays in the array if the
-// operator finds another error in the shared slot, so the number of turns is limited.
+// engine skips while the array has the error, and EndTurn, which it never skips. The number of
+// turns is limited, because the error stays in the array if MXNet finds another error in the slot
+// that custom operators share.
 struct Watch {
   NDArray array;
   bool is_taken = false;
@@ -123,7 +123,7 @@ void FailOperator(NDArray array, const std::string& text) {
 }
 
 void ReserveErrors() {
-  const int count = 1024;  // each failed operator needs two
+  const int count = 1024;  // each failed operator appends two errors
   const int64_t shape[] = {1};
   const int cpu = 1, delayed = 1, float32 = 0;
   NDArrayHandle handle = nullptr;
@@ -148,9 +148,9 @@ void ReserveErrors() {
 // * MXNDArrayCreateEx64 with delay_alloc=0 allocates immediately, under the mutex, without waiting
 //   for the engine. If nothing in the pool fits, it may change the thread's current GPU. Pinned
 //   memory (context 3) has no pool. All GPUs access it at its host address.
-// * MXNDArrayFree deletes the array in the calling thread, because no operator has used its
-//   variable (FnProperty::kDeleteVar). Device memory returns to the pool without calls of CUDA
-//   except cudaSetDevice. Pinned memory is freed under the mutex. Nothing is freed at exit.
+// * MXNDArrayFree deletes the array in the calling thread, because the engine has no work that uses
+//   the array. Device memory returns to the pool without calls of CUDA except cudaSetDevice. Pinned
+//   memory is freed under the mutex. Nothing is freed at exit.
 
 std::shared_ptr<void> AllocateFromMxnet(const Device& device, MemoryKind kind, size_t bytes) {
   constexpr int kFloat64 = 1, kGpu = 2, kPinnedCpu = 3;

@@ -194,7 +194,7 @@ void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& saved, const Gradie
   });
 }
 
-Numbers SyncBatchNorm::AllReduce(Phase phase, const Tensor& x, int64_t repeat, Numbers own,
+Numbers SyncBatchNorm::AllReduce(Phase phase, const Tensor& x, int64_t backward_calls, Numbers own,
                                  Ticket* ticket) {
   const size_t axis = options_.axis < 0 ? options_.axis + x.shape.size() : options_.axis;
   const Operation operation = phase == Phase::kForward ? Operation::kMoments : Operation::kSum;
@@ -203,7 +203,7 @@ Numbers SyncBatchNorm::AllReduce(Phase phase, const Tensor& x, int64_t repeat, N
   contribution.members = &layer_->members;
   contribution.device = device_;
   contribution.shape = x.shape;
-  contribution.repeat = repeat;
+  contribution.repeat = backward_calls;
   contribution.signature = {operation, x.dtype, x.shape[axis], options_.axis, options_.epsilon, ""};
   contribution.numbers = std::move(own);
   contribution.devices = static_cast<size_t>(options_.num_devices);

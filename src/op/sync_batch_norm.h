@@ -29,7 +29,7 @@ struct Gradients {
 
 class SyncBatchNorm {
  public:
-  // Exchanges use the name of `device`; `backend` computes, and may use another device in tests.
+  // `device` identifies the shard in exchanges and errors. `backend` runs the kernels.
   SyncBatchNorm(const Options& options, const Device& device, std::shared_ptr<Layer> layer,
                 std::unique_ptr<Backend> backend);
 
@@ -42,7 +42,6 @@ class SyncBatchNorm {
   bool UsesBatch(bool training) const;
 
   // Computes y = f((x - mean) / sqrt(var + epsilon) * gamma + beta), where f is the activation.
-  // Statistics of the batch, if used, update the running ones, or the layer collects them.
   void Forward(bool training, const ForwardTensors& tensors);
 
   // Computes the gradients of the latest forward call. `saved` is its y if SavesOutput(), else
@@ -63,8 +62,8 @@ class SyncBatchNorm {
     const void* kept_x = nullptr;
   };
 
-  // Reduces the moments of the batch and updates the running statistics. Returns the variance, and
-  // sets the state's mean, count and ticket.
+  // Reduces the moments of the batch, and updates the running statistics or Layer::collected.
+  // Returns the variance, and sets the state's mean, count and ticket.
   std::vector<double> ReduceBatch(const Layout& layout, const ForwardTensors& tensors,
                                   ForwardState* state);
   void SetScale(const std::vector<double>& var, const ForwardTensors& tensors,
@@ -79,7 +78,8 @@ class SyncBatchNorm {
 
   // Reduces moments in forward, and adds sums in backward. It is an error if the dtype or
   // the number of channels of `x` differs between devices.
-  Numbers AllReduce(Phase phase, const Tensor& x, int64_t repeat, Numbers own, Ticket* ticket);
+  Numbers AllReduce(Phase phase, const Tensor& x, int64_t backward_calls, Numbers own,
+                    Ticket* ticket);
   // Ends all waits of other devices, and of ranks that may wait for this one, with this error.
   [[noreturn]] void Fail(const std::string& text);
 

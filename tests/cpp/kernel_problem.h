@@ -1,7 +1,7 @@
 // Random data for the tests of kernels, and the expected results in long double with tolerances.
 //
-// Tolerances are error bounds: the arithmetic's unit roundoff (eps) times the sizes of the summed
-// terms. The arithmetic rounds every result, and every input except x, y and dy.
+// Tolerances are error bounds. Each rounding adds at most the unit roundoff (eps) of the kernels'
+// arithmetic times the sizes of the summed terms.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -58,8 +58,7 @@ struct Expected {
 
 inline double Size(long double value) { return static_cast<double>(std::fabs(value)); }
 
-// Returns f(z). f multiplies an error of z by at most its steepest slope, because f is continuous.
-// `slope` and the product are also rounded.
+// Returns f(z). The error of z is multiplied by at most the steeper slope of f.
 inline Value Activate(const Activation& f, const Value& z, double eps) {
   if (f.function == Function::kIdentity) return z;
   const long double y = z.value <= 0 ? f.slope * z.value : z.value;
@@ -76,7 +75,7 @@ inline Value Unwind(const Activation& f, const Value& z, double dy, double eps) 
   return {dz, error};
 }
 
-// Returns f^-1(y) of a leaky ReLU; 1 / slope and the product are rounded.
+// Returns f^-1(y). Kernels compute y * (1 / slope) if y <= 0, which rounds twice.
 inline Value Reconstructed(const Activation& f, double y, double eps) {
   if (y > 0 || f.function == Function::kIdentity) return {y, 0};
   const long double q = static_cast<long double>(y) / f.slope;
@@ -149,14 +148,13 @@ struct Problem {
     return e;
   }
 
-  // Returns z. Kernels add to the offset what rounding the mean loses (at most eps * mean), which
-  // costs one or two more roundings.
+  // Returns z. Kernels round the mean, and add scale * (rounded mean - mean) to the offset.
   Value Z(int64_t channel, int64_t i, double eps) const {
     const long double u = x.Get(i) - static_cast<long double>(mean[channel]);
     const long double centered = scale[channel] * u;
-    const double lost = std::fabs(scale[channel] * mean[channel]) * eps;
+    const double added = std::fabs(scale[channel] * mean[channel]) * eps;
     return {centered + offset[channel],
-            4 * eps * (Size(centered) + std::fabs(offset[channel]) + lost)};
+            4 * eps * (Size(centered) + std::fabs(offset[channel]) + added)};
   }
 
   Expected Y(const Activation& activation) const {
@@ -187,8 +185,8 @@ struct Problem {
               const long double of_dz = scale[channel] * g.dz.value;
               const long double of_xmu = scale_xmu[channel] * g.xmu.value;
               const double divisor = r.from_output ? scale[channel] : 1;
-              const double lost = std::fabs(scale_xmu[channel] / divisor * mean[channel]) * eps;
-              const double terms = Size(of_dz) + Size(of_xmu) + std::fabs(shift[channel]) + lost;
+              const double added = std::fabs(scale_xmu[channel] / divisor * mean[channel]) * eps;
+              const double terms = Size(of_dz) + Size(of_xmu) + std::fabs(shift[channel]) + added;
               const double of_inputs = std::fabs(scale[channel]) * g.dz.error +
                                        std::fabs(scale_xmu[channel]) * g.xmu.error;
               return Value{of_dz + of_xmu + shift[channel], of_inputs + 6 * eps * terms};

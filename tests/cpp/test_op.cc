@@ -14,8 +14,7 @@ TEST(GpuIsRefusedWhereCudaWasNotBuilt) {
            "because it was built for native tests. Install a working nvcc");
 }
 
-// A symbol from a file can be bound to arrays of other shapes. If a device refuses its arrays, the
-// other devices and ranks get the error.
+// If a device refuses one of its arrays, the other devices and ranks get the error.
 TEST(AVectorOfAnotherSizeIsRefusedAndTheOthersAreTold) {
   const auto network = std::make_shared<Network>(2);
   syncbn::Table::Get().Connect(std::make_unique<LocalTransport>(network, 0));
