@@ -172,7 +172,11 @@ class ForwardReplacement:
             setattr(self.net, name, self)
 
     def remove(self) -> None:
-        """Restore the replaced functions, also if this object was itself replaced."""
+        """Restore the functions that this object has replaced.
+
+        A later object may have replaced this one: make_parallel accepts a net of
+        allow_plain_loop.
+        """
         latest = vars(self.net)["forward"]
         attributes = vars(self.net) if latest is self else latest.replaced
         for name in _RUN_METHODS:
