@@ -101,19 +101,20 @@ class Table {
   // there is none or after a failure.
   double LongestWait();
 
-  // Fails all exchanges with this text until Reset, if there are layers or other ranks. Other ranks
-  // receive the text if a device here waits for them, or if `tell_ranks`.
+  // Fails all exchanges until Reset with the error `text`. Has no effect in a process that has no
+  // layers and is not connected. Other ranks receive the text if a device here waits for them, or
+  // if `tell_ranks`.
   void Fail(const std::string& text, bool tell_ranks);
   std::string Failure();
-  // Forgets all devices, and the failure unless other ranks have it. Fail must be called before.
+  // Forgets all devices, and clears a failure that is not permanent. Fail must be called before.
   void Reset();
 
   void Connect(std::unique_ptr<Transport> transport);
   // Announces to other ranks that this process ends, and ends its exchanges with them.
   void Leave();
-  // Leaves, waits at most `seconds` until all other ranks have left, and closes the transport.
-  // After a permanent failure it waits at most `seconds_after_failure`, and returns false if a rank
-  // has not left. Otherwise it returns true.
+  // Leaves, waits for all other ranks to leave, and closes the transport. The wait is at most
+  // `seconds`, or `seconds_after_failure` if there is a permanent failure. Returns false only if
+  // there is a permanent failure and a rank has not left.
   bool Disconnect(double seconds, double seconds_after_failure);
 
  protected:  // tests in simulated time call these

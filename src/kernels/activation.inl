@@ -13,8 +13,8 @@ SYNCBN_FORMULA const double* CenterOf(const PassInput& input) {
   return input.from_output ? input.offset : input.mean;
 }
 
-// Converts a coefficient of xmu to a coefficient of `centered` in channel c, or a sum of
-// dz * centered to a sum of dz * xmu.
+// Divides by the scale of channel c if y was saved, so that k * xmu = PerScale(k) * centered for a
+// coefficient k, and sum(dz * xmu) = PerScale(sum(dz * centered)).
 SYNCBN_FORMULA double PerScale(double value, const PassInput& input, int64_t c) {
   return input.from_output ? value / input.scale[c] : value;
 }
@@ -50,10 +50,9 @@ SYNCBN_FORMULA Affine<Scalar> MakeAffine(double center, double scale, double off
   return k;
 }
 
-// Sets `unit` to a power of two with half the exponent of a coefficient of `centered`, and returns
-// the coefficient divided by it. The coefficient, which is about dz / std^2, may be outside of
-// float32's range although its product with `centered` is not, so a pass multiplies by the two
-// factors in turn. Inside of the range this changes no bit of the product.
+// Splits a coefficient of `centered` into `unit`, a power of two with half of the exponent, and the
+// returned factor. The coefficient, about dz / std^2, may be outside of float32's range although
+// its product with `centered` is not. So a pass multiplies by the two factors in turn.
 SYNCBN_FORMULA double SplitCoefficient(double coefficient, double* unit) {
   uint64_t bits;
   __builtin_memcpy(&bits, &coefficient, sizeof(bits));

@@ -108,8 +108,8 @@ std::shared_ptr<Layer> FindLayer(const std::string& key) {
   const auto layer = entry == layers.end() ? nullptr : entry->second.lock();
   if (layer) return layer;
   throw Error(
-      "a graph must have layers of this process, got a SyncBatchNorm layer that is not in this "
-      "process. Call gluon_syncbn.revert_sync_batchnorm(net) before you export a net.");
+      "a graph must run in the process that created its layers, got a SyncBatchNorm layer that is "
+      "not in this process. Call gluon_syncbn.revert_sync_batchnorm(net) before you export a net.");
 }
 
 }  // namespace syncbn

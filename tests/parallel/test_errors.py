@@ -193,7 +193,7 @@ def test_an_error_stays_with_its_operator():
     mx.nd.waitall()
     with autograd.train_mode():
         failing, healthy = bad(x), good(xs[0])
-        for _ in range(2):  # work of the first round lets other work start
+        for _ in range(2):  # twice, because the layers convert their inputs first
             with busy_worker(contexts[0]):
                 pass  # the worker has done all work that was queued before
         with busy_worker(contexts[0]):
