@@ -56,7 +56,7 @@ def convert_sync_batchnorm(
     graph of a :class:`SymbolBlock`. A subclass of these layers is converted only if it
     defines nothing but ``__init__``. An existing SyncBatchNorm gets the new settings.
     Every hybridized block whose graph contains a converted layer is traced again, also
-    if the block contains `net`.
+    blocks that contain `net`.
 
     Afterwards the main thread may call `net` in a plain loop over several CPU contexts,
     as after :func:`allow_plain_loop`.
@@ -85,7 +85,7 @@ def convert_sync_batchnorm(
         If the net has no batch normalization. Another warning lists what cannot be
         converted: a subclass that defines more than ``__init__``; a node of a
         SymbolBlock if the graph reads its mean or variance, or computes its parameters;
-        and running statistics of no layer, as in a block that calls F.BatchNorm.
+        and running statistics without a layer, as in a block that calls F.BatchNorm.
 
     Notes
     -----
@@ -287,8 +287,8 @@ def _convert_layer(norm, settings):
     settings = settings._replace(**_kept_settings(layer))
     if isinstance(layer, SyncBatchNorm):
         sync = layer._sync
-        # A SymbolBlock can share `sync` with the net that was exported, so its layer
-        # gets a new Synchronization. A renamed layer also gets a new one.
+        # A node of a SymbolBlock may share `sync` with the layer from which the graph
+        # was exported, so it gets a new Synchronization. So does a renamed layer.
         if norm.block is None and sync.name == norm.name:
             sync.settings = settings
             sync.update(layer.contexts(), settings_of(layer), restarts=True)

@@ -139,7 +139,7 @@ def to_context(array: mx.nd.NDArray, context: mx.Context) -> mx.nd.NDArray:
 
 
 def sum_into_first(lists: Iterable[Sequence]) -> None:
-    """Add the other arrays of each list, on other contexts, to its first array."""
+    """Write the sum of each list into its first array. Contexts may differ."""
     for first, *others in lists:
         if others and first.stype != "default":
             copies = [array.as_in_context(first.context) for array in others]

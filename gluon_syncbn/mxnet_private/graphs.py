@@ -103,8 +103,8 @@ def parse(symbol: Any) -> dict:
 def resolve_entry(entry: list, entries: list) -> list:
     """Return an old input [node, output, version] as an input in the new graph.
 
-    `entries` has [new node, output] for each old node. An output of None stands for the
-    output with the old number.
+    `entries` has [new node, new output] for each old node. A new output of None means
+    that outputs keep their numbers.
     """
     source, old_output, *version = entry
     number, output = entries[source]
@@ -240,7 +240,7 @@ def install_backward(backward: Callable[[BackwardCall], None]) -> None:
     """Call `backward` in place of MXNet's function, except in `differentiate`."""
 
     def replacement(*arguments):
-        # `differentiate` sets no flag, because a flag could stay set after a signal.
+        # The caller shows whether this call is from `differentiate`.
         caller = sys._getframe(1).f_back
         if caller is not None and caller.f_code is differentiate.__code__:
             return _mxnet_differentiate(*arguments)

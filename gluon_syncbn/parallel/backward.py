@@ -1,7 +1,7 @@
 """Backward through the caller's graph and then through the devices' graphs.
 
 MXNet has no hook between these graphs, so this module replaces its backward (see
-docs/design/mxnet.md). Variables of the caller's graph, the cut leaves, stand for the
+docs/design/mxnet.md). In the caller's graph, variables called cut leaves stand for the
 devices' outputs. After backward every device has the gradients of the whole batch.
 """
 
@@ -77,8 +77,9 @@ def _check_head_gradients(backward):
 def _run_calls(calls, leaves, backward, parameters):
     """Run backward through the caller's graph, and then through each call's graphs.
 
-    If inputs of calls depend on variables, backward then runs through the caller's
-    graph again, from the heads and these inputs. Return the heads and these inputs.
+    The inputs of a call may depend on variables of the caller. If so, all gradients of
+    such variables are written by one more backward through the caller's graph, from
+    the heads and these inputs. Return the heads and these inputs.
     """
     heads, gradients, mode = backward.heads, backward.gradients, backward.train_mode
     has_inputs = any(call.inputs for call in calls)

@@ -193,7 +193,7 @@ class ParallelForward(ForwardOnDevices):
 
     def _run_on_one_device(self, args):
         if autograd.is_recording():
-            # Backward does not sum gradients over devices here, so a Trainer must do it.
+            # Backward sums no gradients over devices here, so a Trainer must sum them.
             set_summed(self.adopt_parameters(blocks_of(self.net)), False)
         return self.run_replaced(*args)
 

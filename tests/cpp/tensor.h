@@ -1,5 +1,5 @@
 // A tensor of any dtype for the native tests, between guard bytes. Its values are read and written
-// as double. A table of all values converts float16, independently of the kernels.
+// as double. float16 is converted by a table of its 65536 numbers, independently of the kernels.
 #pragma once
 #include <algorithm>
 #include <cmath>

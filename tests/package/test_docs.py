@@ -1,4 +1,4 @@
-"""Code of pages and docstrings runs. The reference has every public class and function.
+"""Run the code of pages and docstrings. Find public names that the reference lacks.
 
 sybil finds the examples. pytest itself runs the doctests of modules, and
 scripts/docs.sh builds the site, which checks its links.
@@ -60,9 +60,9 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
 
 
 def programs():
-    """Return every program for several processes; programs that shut down come last.
+    """Return the programs for several processes; programs that shut down come last.
 
-    test_training.py runs the programs for MXNet's kvstore.
+    Programs for MXNet's kvstore are left out, because test_training.py runs them.
     """
     modules = Sybil(
         [docstrings.PythonCodeBlockParser()],

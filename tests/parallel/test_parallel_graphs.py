@@ -168,7 +168,7 @@ def test_rows_along_another_axis(devices):
 
 
 def nested(inputs, others, factor, mask=None):
-    outputs = collections.defaultdict(list)  # the parallel net also returns one
+    outputs = collections.defaultdict(list)  # and so is the joined output
     outputs["out"], outputs["mask"] = inputs["x"] * factor, mask
     outputs["list"] = [others[0].sum(axis=1), (others[1].argmax(axis=1),)]
     return outputs

@@ -119,7 +119,7 @@ def test_in_a_parent(parent_is, mode):
 
 @gluon_1_only("traces of Gluon 2 do not show whether they are for training")
 def test_a_hybridized_parent_predicts_on_one_device_and_refuses_to_train():
-    """The parent may have been traced before make_parallel, or in a prediction."""
+    """The parent is traced before make_parallel, and again by the first prediction."""
     plain, net = (started(Net(dense()), None) for _ in range(2))
     parent, right = nn.HybridSequential(**prefixed("outer_")), 2 * plain(array(X))
     parent.add(net, Double())
@@ -243,7 +243,7 @@ def count_functions(devices, call):
     folder, frames = str(Path(gluon_syncbn.__file__).parent), {}
 
     def note(frame, event, _):
-        # Frames are counted because a generator causes a call each time it continues.
+        # Each frame counts once, although a generator's frame has several call events.
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(folder):
             if not code.co_name.endswith(("comp>", "genexpr>")):

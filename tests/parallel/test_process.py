@@ -33,7 +33,7 @@ def push_step():
 
 def push_call_of_one_device():
     net.hybridize()
-    push_step()  # errors name a missing device only if it has called before
+    push_step()  # each device must have called the layer to be named in errors
     mx.nd.waitall()
     with autograd.record():
         return devices.map(lambda x: net(x) if x is not None else None, [x, None])

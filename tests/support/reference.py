@@ -71,10 +71,10 @@ def tolerance(dtype, count=1, conditioning=0.0, scale=1.0):
       error is at most 8 u times `scale`.
     * Sums are float64. n additions err by at most n u64 times the sum of the absolute
       terms (Higham, Accuracy and Stability of Numerical Algorithms, 2002, eq. 4.4). The
-      moments are computed from x - x0, where x0 is a value of x. The mean of (x - x0)^2
-      is at most 4 var if |x0 - mean| <= sqrt(3) std, so mean / std and inv_std err by
-      4 n u64 each. The mean is rounded at most twice (on its device, and when means are
-      merged), which adds 2 u64 |mean| / std.
+      moments are computed from x - x0, where x0 is a value of x. If |x0 - mean| is at
+      most sqrt(3) std, the mean of (x - x0)^2 is at most 4 var. Then the errors of
+      mean / std and of inv_std are at most 4 n u64 each. The mean is rounded at most
+      twice (on its device, and when means are merged), which adds 2 u64 |mean| / std.
     """
     u_out, subnormal = _PRECISION[str(dtype)]
     u64 = _PRECISION["float64"][0]
