@@ -81,7 +81,7 @@ OUTER_PAGES = {
 
 
 def read_outer_pages(app, docname, source):
-    """Insert a page's file of OUTER_PAGES, with links relative to the page."""
+    """Insert the file that OUTER_PAGES lists for a page, and adapt its links."""
     if docname not in OUTER_PAGES:
         return
     file = ROOT / OUTER_PAGES[docname]

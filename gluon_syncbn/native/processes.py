@@ -90,11 +90,11 @@ def init(timeout: float | None = None) -> None:
     Raises
     ------
     RuntimeError
-        If mpi4py is missing; if gluon_syncbn was built without MPI, or with another MPI
-        than mpi4py; if MPI was initialized without ``MPI_THREAD_MULTIPLE`` or was
-        finalized; if MPI started with 1 process, but the launcher's environment has a
-        larger number; if not all processes call it within the timeout, after which you
-        may call it again; or after :func:`shutdown`.
+        If mpi4py is missing. If gluon_syncbn was built without MPI, or with another MPI
+        than mpi4py. If MPI was initialized without ``MPI_THREAD_MULTIPLE``, or was
+        finalized. If MPI started with 1 process, but the launcher's environment has a
+        larger number. If :func:`shutdown` was called before. If not all processes call
+        `init` within the timeout. You may call `init` again after a timeout.
     ValueError
         If `timeout` is not a positive number.
 
@@ -287,7 +287,7 @@ def _import_mpi4py(timeout):
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise RuntimeError(
-            f"several processes need mpi4py and an MPI ({error}). Run "
+            f"distributed.init() needs mpi4py and an MPI library ({error}). Run "
             "`pip install --force-reinstall '.[mpi]'`."
         ) from None
     finally:

@@ -87,7 +87,7 @@ def _serve(calls):
 
 
 class Workers:
-    """A Worker for each context, created at first use. A forked child makes others."""
+    """A Worker for each context, created at first use. A fork creates new Workers."""
 
     def __init__(self) -> None:
         self._workers: dict = {}
@@ -176,9 +176,7 @@ class Devices:
     ) -> list[mx.nd.NDArray]:
         """Return each context's shard of a batch.
 
-        The split is never recorded by ``autograd``, because graphs of shards that share
-        a node would be freed by the first shard's backward. Attach gradients to the
-        shards.
+        ``autograd`` never records the split, so attach gradients to the shards.
 
         Parameters
         ----------
@@ -243,10 +241,10 @@ class Devices:
         TypeError
             If `function` is not callable, or a list is not a list.
         mxnet.MXNetError
-            If a layer has failed and :func:`gluon_syncbn.recover` was not called since;
-            if another thread has called it and so cancelled this thread's pending work;
-            or if another thread's `map` does not end within
-            :func:`gluon_syncbn.get_timeout`.
+            If a layer has failed and :func:`gluon_syncbn.recover` was not called since.
+            If another thread has called `recover` and so cancelled this thread's
+            pending work. If this thread waits longer than
+            :func:`gluon_syncbn.get_timeout` for another thread's `map` or `recover`.
         Exception
             Any exception of `function`, with its traceback. Later contexts are not
             called, and pending work is cancelled as by :func:`gluon_syncbn.recover`.

@@ -53,10 +53,10 @@ class ForwardOnDevices(ForwardReplacement):
 
     def __init__(self, net: mx.gluon.Block) -> None:
         super().__init__(net)
-        # True unless the program has replaced `forward`. layer/finding.py reads this.
+        # False if the user has assigned to net.forward. layer/finding.py reads this.
         functions = self.replaced.values()
         self.calls_class = all(getattr(f, "calls_class", False) for f in functions)
-        self._variables: dict = {}  # {context: autograd's names of its parameters}
+        self._variables: dict = {}  # a cache for RecordedCall.join
 
     def run(
         self,
@@ -193,12 +193,12 @@ class ParallelForward(ForwardOnDevices):
 
     def _run_on_one_device(self, args):
         if autograd.is_recording():
-            # Backward sums no gradients over devices, so a Trainer has to.
+            # Backward sums no gradients over devices here, so a Trainer must sum them.
             set_summed(self.adopt_parameters(blocks_of(self.net)), False)
         return self.run_replaced(*args)
 
     def _check_trace(self):
-        # The parent's graph will not call this net again, so a hook checks later calls.
+        # Later calls of the parent run its graph, not this net, so a hook checks them.
         parent = traced_block()
         if parent is not None and is_hybridized(parent):
             self._check_parent(parent)
@@ -263,9 +263,10 @@ class ParallelForward(ForwardOnDevices):
     def _describe_other_rows(self, args, shards, parameters):
         """Describe the first device's outputs for another number of rows.
 
-        An output without a batch axis may by chance be as long as each shard. Then its
-        length is the same for another number of rows. Return None if the net fails,
-        because GluonCV's R-CNN accepts only one number of rows.
+        An output without a batch axis may by chance be as long as each shard. A call
+        with another number of rows detects this, because the output keeps its length.
+        Return None if the net fails, because GluonCV's R-CNN accepts only one number of
+        rows.
         """
         contexts, count = self.devices.contexts, 3 if shards.rows[0] == 2 else 2
         first, devices = contexts[:1], _devices_for_shapes(tuple(contexts))
@@ -314,5 +315,5 @@ def _warn_of_operators(net, outputs):
         warn(
             f"the gradients of {comma_list(names)} use a count or mean of one shard, "
             "not of the whole batch. Set normalization='null' in operators that have "
-            "it, and divide by the number of rows in the loss or in trainer.step(rows)."
+            "it, and call trainer.step(rows) to divide by the number of rows."
         )

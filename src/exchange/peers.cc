@@ -39,7 +39,7 @@ void Peers::Send(int to, const Message& message) {
 
 void Peers::Broadcast(const Message& message) {
   for (int to = 0; to < size(); ++to) {
-    // A rank that has left only waits for kLeave of the other ranks.
+    // A rank that has left waits only for the other ranks' kLeave messages.
     if (to == rank() || (PeerHasLeft(to) && message.kind != MessageKind::kLeave)) continue;
     try {
       Send(to, message);

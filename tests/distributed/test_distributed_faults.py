@@ -125,7 +125,7 @@ from pathlib import Path
 from gluon_syncbn.native import library, processes
 
 sys.modules['mpi4py'] = None  # as if it were not installed
-assert 'need mpi4py' in error_of(distributed.init)
+assert 'needs mpi4py' in error_of(distributed.init)
 del sys.modules['mpi4py']
 mpi_path, processes.mpi_path = processes.mpi_path, lambda: Path(library.__file__)
 text = error_of(distributed.init)

@@ -118,7 +118,7 @@ def values(net, index=0):
 
 
 def summed_grad(parameter):
-    """Return the gradient of the whole batch, which may be summed already."""
+    """Return a parameter's gradient for the whole batch."""
     first, *others = (g.asnumpy().astype(np.float64) for g in parameter.list_grad())
     if is_summed(parameter):
         assert all((other == first).all() for other in others)
@@ -165,7 +165,7 @@ def _write_two(_, array):
 def queue_hidden_write(array):
     """Queue work that is declared to only read an array, but writes 2 to the array.
 
-    oneDNN's convolution changes the layout of its weight in the same way in inference.
+    oneDNN's convolution can also write to its weight, which is declared as only read.
     """
     _kept.append(array)
     push(_write_two, id(array), array.context, [array])

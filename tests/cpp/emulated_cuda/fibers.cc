@@ -33,8 +33,8 @@ struct Block {
 
 thread_local Block* block = nullptr;  // the block that this operating-system thread runs
 
-// Not inlined, because the address sanitizer would see that the jump does not return, and search
-// for the end of the stack each time.
+// Not inlined, because otherwise the address sanitizer would detect that the jump does not return,
+// and would search for the end of the stack at each jump.
 [[gnu::noipa, gnu::no_sanitize("address")]] void JumpTo(JumpBuffer place) {
   __builtin_longjmp(place, 1);
 }
