@@ -37,10 +37,11 @@ def recompute_statistics(
 
     A running average mixes the statistics of many earlier states of the net, but
     inference needs the statistics of the final state. This function calls `net` on the
-    batches. Layers normalize with each batch's own statistics, as in training, over all
-    devices and the processes of their `group`. Everything else is in inference mode, so
-    Dropout drops nothing. If batch :math:`b` has :math:`n_b` elements of a channel with
-    mean :math:`\mu_b` and biased variance :math:`\sigma_b^2`, the running mean becomes
+    batches. As in training, a layer normalizes with the statistics of the batch over
+    all devices, and over the processes of its `group`. Everything else is in inference
+    mode, so Dropout drops nothing. If batch :math:`b` has :math:`n_b` elements of a
+    channel with mean :math:`\mu_b` and biased variance :math:`\sigma_b^2`, the running
+    mean becomes
 
     .. math::
         \mu = \frac{1}{N} \sum_b n_b \mu_b, \qquad N = \sum_b n_b,
@@ -301,7 +302,7 @@ def _check_all_ranks(values):
     ]
     if not values:
         faults = [
-            "net must call a BatchNorm that is not frozen with finite values, got no "
+            "net must call a BatchNorm that is not frozen on a finite batch, got no "
             "such call"
         ]
     for fault in allgather(faults, "recompute_statistics"):

@@ -351,13 +351,13 @@ class _MaskedElements:
     """Masked data as a matrix (elements, channels) with the valid elements first.
 
     The operator reads and writes only the first rows of the matrix, which are valid. So
-    padding does not change a bit of the result, and a device may have only padding.
+    results are bitwise equal whatever padding contains, also if all rows are padding.
     """
 
     def __init__(self, F: Any, x: Any, mask: Any, axis: int) -> None:
         self._F, self._axis = F, axis
         mask = F.cast(F.BlockGrad(mask), dtype="float32")
-        # Adding a channel of zeros makes MXNet check the mask's shape, also in a graph.
+        # The mask is added to zeros, so that MXNet checks its shape, also in a graph.
         channel = F.slice_axis(F.BlockGrad(x), axis=axis, begin=0, end=1)
         channel = F.cast(F.zeros_like(channel), dtype="float32")
         mask = F.elemwise_add(F.expand_dims(mask, axis=axis), channel, name="mask")

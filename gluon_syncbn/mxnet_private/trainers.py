@@ -57,7 +57,7 @@ def update_on_devices(trainer: mx.gluon.Trainer) -> None:
     is_parallel = any(map(is_replicated, trainer._params))
     if not is_parallel or not is_local or trainer._contains_sparse_weight:
         return
-    # A kvstore updates its own weights, and would lose what the program changes.
+    # A kvstore updates its own copy of weights, which a program cannot change.
     trainer._kvstore_params["update_on_kvstore"] = False
     if trainer._update_on_kvstore:
         states = trainer._kvstore._updater.get_states()

@@ -1,8 +1,8 @@
 """Signals: handlers that are called later, and waits that Ctrl-C ends.
 
 A handler that raises an exception, like the handler of Ctrl-C, could end a trainer's
-step in the middle, or leave one context without the work for which another one waits.
-It could also make two threads call MXNet at once, which crashes MXNet.
+step in the middle, or a call for several contexts after the first one, which then waits
+for the others. It could also let two threads call MXNet at once, which crashes MXNet.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class DeferredSignals:
     def wait(self, patience: int, function: Callable, *arguments: Any) -> Any:
         """Return the result of a function that a signal may interrupt.
 
-        Up to `patience` SIGINTs are deferred to the section's end. One more SIGINT
-        calls the handlers of all. Handlers of other signals are called immediately.
+        Up to `patience` SIGINTs are deferred to the section's end. After one more
+        SIGINT the handler is called for each. Other signals are not deferred.
         """
         try:
             self._patience = patience

@@ -182,8 +182,8 @@ SYNCBN_EXPORT(int, gluon_syncbn_distributed_open, void* transport) {
   });
 }
 
-// Sets numbers[i] to the sum over all ranks. The n-th calls with the same name form one
-// sum, and must have the same signature.
+// Sets numbers[i] to its sum over all ranks. The n-th call of a rank with a name is summed with the
+// n-th calls of the other ranks with this name. All must have the same signature.
 SYNCBN_EXPORT(int, gluon_syncbn_distributed_sum, const char* name, const char* signature,
               double* numbers, int64_t size, double timeout) {
   return CatchAll([&] {

@@ -1,5 +1,5 @@
-// A macro and templates for C functions that Python calls. They list the signatures, which Python
-// compares with its ctypes declarations, and convert C++ exceptions to texts.
+// A macro that defines C functions for Python and lists their signatures. Python compares these
+// with its ctypes declarations. CatchAll converts C++ exceptions to texts.
 #pragma once
 #include <exception>
 #include <string>

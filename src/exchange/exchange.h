@@ -63,7 +63,7 @@ inline bool operator==(const Signature& a, const Signature& b) {
          std::tie(b.operation, b.dtype, b.channels, b.axis, b.epsilon, b.text);
 }
 
-// A device of this rank, or a child rank, which contributes a Part.
+// A contributor of a Part: a device of this rank, or a child rank with all its devices.
 struct Place {
   int rank = 0;
   Device device{};

@@ -33,7 +33,7 @@ from support.nd import nd
 REPEAT = repetitions()
 SHAPE = (8, 3, 20, 20)
 STEPS, MOMENTUM = 4, 0.875  # float32 has this momentum exactly
-# MXNet 2 draws other numbers, and rounding changes the sign of one input of a ReLU.
+# With the numbers that MXNet 2 draws, rounding would change the sign of a ReLU's input.
 ACTIVATION = by_gluon("relu", "softrelu")
 
 
@@ -131,5 +131,5 @@ def test_gradients_in_blocked_layouts():
         if number == 0:
             expected = found
             gluon_syncbn.make_parallel(net, cpus(2))
-        # A gradient of net.weight is a sum of 1620 products, a gradient of x of 144.
+        # Gradients of net.weight are sums of 1620 products, and of x sums of 144.
         assert_all_near(found, expected, "float32", count=2000, scale=30)

@@ -87,7 +87,8 @@ def test_the_state_of_the_caller_holds_inside(recording, training, devices):
         with mx.util.np_shape(True), mx.util.np_array(True):
             assert devices.map(state) == [(False, False, True, True)] * 2
         assert devices.map(state) == [(False, False, *default)] * 2
-    # `with` stores the former context in its Context, which the device's thread shares.
+    # `with context` stores the former context in `context`. The device's thread also
+    # uses this object, but must not overwrite what is stored.
     with mx.cpu(3):
         with devices.contexts[0]:
             devices.map(int)
@@ -206,7 +207,7 @@ def test_maps_inside_of_maps(make_devices):
 def test_a_parallel_net_gets_shards_inside_of_the_map_of_its_devices(devices):
     """Splitting is not recorded, so the batch gets no gradient."""
     net, x = one_weight(devices.contexts, 3.0), column(1, 2)
-    differentiate(net, x)  # sums gradients over devices, which a map does not do
+    differentiate(net, x)  # sums gradients over devices, but the map below must not
     x.attach_grad()
     with autograd.record():
         totals = devices.map(lambda x: net(x).sum(), devices.split(x))
@@ -268,7 +269,7 @@ def test_a_copy_of_a_net_in_a_plain_loop_has_parameters_of_its_own():
 
 
 def test_a_plain_loop_goes_on_after_the_net_has_moved():
-    """A loop may call the net twice on each context. This cancels no pending work."""
+    """The net is called twice on each context. No call cancels pending work."""
     net = allow_plain_loop(nn.Dense(1, in_units=2))
     net.initialize(ctx=cpus(2))
     number = failures.latest_recovery[0]

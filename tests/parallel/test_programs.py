@@ -55,7 +55,7 @@ def draw(rng):
         mode=rng.choice(list(MODES)),  # the mode of the net's body
         rows=[rng.randint(2, 6) for _ in range(rng.randint(1, 4))],  # each step's rows
         change=rng.choice(CHANGES),
-        # Inputs with a gradient: "none", "last", else all with this grad_req.
+        # "write" and "add": all inputs have a gradient, with this grad_req.
         inputs=rng.choice(["none", "write", "add", "last"]),
         # "fed back": called again with the result of another net.
         calls=rng.choice(["once", "once", "twice", "fed back"]),

@@ -141,7 +141,7 @@ def test_frozen_layers_keep_their_statistics(norm):
     with pytest.raises(ValueError, match="frozen"):
         recompute_statistics(net[0], [x])
     trainers.append(mx.gluon.Trainer(net[1].collect_params(), "sgd"))
-    # The trainer of a SyncBatchNorm has another class, but net[1] is a BatchNorm again.
+    # A trainer of a SyncBatchNorm, as net[1] was in between, would have another class.
     assert {*map(type, trainers)} == {mx.gluon.Trainer}
 
 

@@ -34,7 +34,7 @@ struct Isa {
   const char* name;
   ReduceTile (*moments)(const ReductionPass& pass);
   MapTile (*normalize)(const ElementwisePass& pass);
-  ReduceTile (*sums)(const ReductionPass& pass);  // sums of dz, dz * centered (activation.inl)
+  ReduceTile (*sums)(const ReductionPass& pass);  // two sums, see activation.inl
   MapTile (*apply)(const ElementwisePass& pass);
 };
 
