@@ -172,9 +172,9 @@ def recover(reason: str = "gluon_syncbn.recover() was called") -> None:
     Raises
     ------
     mxnet.MXNetError
-        If an exchange with other processes has failed. A failure may reach one rank
-        before its step is complete and another rank after it, so ranks cannot agree on
-        the batch to go on with. Start the program again, from its checkpoint.
+        If an exchange with other processes has failed. Then some ranks may have
+        completed the step and others not, so ranks cannot agree on the next batch.
+        Start the program again, from its checkpoint.
 
     Examples
     --------
@@ -226,10 +226,10 @@ def _finish_work():
     """Cancel pending work before the Python interpreter ends."""
     load().gluon_syncbn_set_locator(None)
     give_up("the Python interpreter exits")
-    # waitall does not wait until MXNet has deleted an operator that it skipped after an
-    # error. The deletion may call Python to free a RecordedCall, which would abort the
-    # process while the interpreter ends. MXNet deletes the operator before it runs the
-    # context's next operator, which is `zeros` here.
+    # After an error MXNet skips operators, and deletes them after waitall has returned.
+    # The deletion may call Python to free a RecordedCall, which would abort the process
+    # while the interpreter ends. MXNet deletes an operator before it runs the context's
+    # next operator, which is `zeros` here.
     for context in contexts_of_recorded_calls:
         mx.nd.zeros((1,), ctx=context).wait_to_read()
 

@@ -87,8 +87,8 @@ class _Guarded(mx.gluon.Trainer):
         with DeferredSignals():  # an interrupted call cannot be repeated
             super()._init_params()
         if trainers.workers_of(self) > 1:
-            # MXNet does not order the copies before the first gradients, so the
-            # kvstore's servers could send sums of gradients as the parameters.
+            # MXNet may send the first gradients before these copies are complete. Then
+            # the kvstore's servers would return sums of gradients as parameters.
             mx.nd.waitall()
 
     def _allreduce_grads(self):

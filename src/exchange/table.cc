@@ -14,7 +14,7 @@
 namespace syncbn {
 namespace {
 
-constexpr std::chrono::seconds kNotice{10};  // a longer wait prints its error early
+constexpr std::chrono::seconds kNotice{10};  // after this time a wait prints what it waits for
 constexpr char kShutdown[] = "gluon_syncbn.distributed.shutdown()";
 constexpr double kDeliverySeconds = 2;  // limits the wait until the last messages are delivered
 constexpr double kCloseSeconds = 30;    // limits the wait for other ranks to leave after a failure
@@ -99,9 +99,9 @@ Waiting Table::Arrive(const Contribution& own, Ticket* ticket, Time now) {
   }
 }
 
-// Returns the ticket of a forward call. If a new device calls after `own.devices` others, either
-// the net has moved, or more devices are in use than `own.devices`. The second case ends in an
-// Error, at the latest when one of the others calls again.
+// Returns the ticket of a forward call. `own.devices` is the number of devices of the layer. If one
+// more device calls, either the net has moved, or this number is too small. The second case ends in
+// an Error, at the latest when one of the earlier devices calls again.
 Ticket Table::Enter(const Contribution& own, const Key& key) {
   Members& members = *own.members;
   const Place place{peers_.rank(), own.device};
@@ -135,7 +135,8 @@ Ticket Table::Enter(const Contribution& own, const Key& key) {
 }
 
 // Returns the pending exchange of this key, or begins it. Throws Error if the exchange has other
-// terms, or if this rank has completed a forward call or a named sum without the child rank.
+// terms, or if the terms are of a child rank and this rank has completed the forward call or the
+// named sum without that rank.
 Table::Shared Table::Find(const Key& key, const Terms& terms) {
   const auto found = exchanges_.find(key);
   if (found == exchanges_.end()) {
@@ -189,8 +190,8 @@ bool Table::IsOver(Lock* lock, const Waiting& waiting, Time now) {
 }
 
 // Returns how long a rank waits after its deadline, so that a rank that can name the missing one
-// reports first. Ranks that wait for children report from the leaves to the root, and then ranks
-// that wait for their parent report from the root to the leaves.
+// reports first. Of the ranks that wait for a child, the lowest in the tree report first. Ranks
+// that wait for an answer of their parent report later, the highest first.
 Duration Table::Patience(const Exchange& exchange) const {
   const Position& position = exchange.position;
   if (exchange.sent) return std::chrono::seconds(position.height + position.depth - 1);

@@ -43,7 +43,7 @@ void TestSetting(DType dtype, const std::vector<int64_t>& rows, const Setting& s
   }
 }
 
-// One case has a device without rows, and masked shards of one row have only padding.
+// One case has a device without rows. If a masked shard has one row, this row is padding.
 void TestSettings() {
   constexpr WriteMode kWrite = WriteMode::kWrite, kAdd = WriteMode::kAdd, kNull = WriteMode::kNull;
   const Activation none, relu{Function::kLeakyRelu, 0}, leaky{Function::kLeakyRelu, 0.1};
@@ -120,7 +120,7 @@ void TestMemory() {
   CHECK_EQ(emulated::allocations.load(), 0, "memory beside the framework's");
   CHECK_EQ(pieces_taken[1], 1, "pinned");
   CHECK_EQ(pieces_back[1], 0);
-  CHECK_EQ(pieces_taken[0] - pieces_back[0], 2, "workspace and vectors of the lane");
+  CHECK_EQ(pieces_taken[0] - pieces_back[0], 2, "the workspace and the vectors are kept");
   framework_is_full = true;
   CHECK_EQ(ErrorOf([] { StepNewOperator(30); }),
            "SyncBatchNorm 'layer', forward on gpu(3): the framework has no memory");

@@ -78,7 +78,7 @@ def test_an_error_of_mpi_is_raised_without_a_crash():
     program = """
 from gluon_syncbn.native.processes import world
 step()
-if rank == 1:  # longer than any message of the package
+if rank == 1:  # the package receives messages of at most 2**24 bytes
     world().comm.Send(np.zeros(2**24 + 1, np.uint8), 0)
 for _ in range(2):
     assert 'MPI_Test failed' in error_of(step)

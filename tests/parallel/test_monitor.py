@@ -55,9 +55,9 @@ def read(report):
 def watched_run(devices, first, pause=0.0):
     """Train a small net. Making a batch takes `pause` seconds.
 
-    Return the BatchNorm's name, each device's shares of the time in the report, the
-    report's last line, and the share of the time that 8 sleeps of SLOW seconds take.
-    A device that waits for 8 such sleeps has about this share, on any machine.
+    Return the BatchNorm's name, the report's shares for each device, and the
+    report's last line. The fourth result is the share that a device has if it
+    waits for 8 sleeps of SLOW seconds.
     """
     net = nn.Sequential()
     net.add(first, nn.Dense(4, in_units=3), nn.BatchNorm(), nn.Dense(2))

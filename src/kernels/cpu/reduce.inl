@@ -130,7 +130,7 @@ SYNCBN_INLINE void AddColumns(const Terms& terms, const T* x, const T* dy, int64
   if (kFull) {
     Store(columns->u + j, sums.u);
     Store(columns->v + j, sums.v);
-  } else {  // the other elements are columns that a shorter last row lacks, or padding
+  } else {  // elements behind the n-th must not change: they may be sums of earlier, longer rows
     for (int64_t i = 0; i < n; ++i) {
       columns->u[j + i] = sums.u[i];
       columns->v[j + i] = sums.v[i];

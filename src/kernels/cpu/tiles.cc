@@ -38,7 +38,7 @@ struct Partition {
     const int64_t target = std::max(kMinTile, CeilDiv(layout.Size(), kMaxTiles));
     if (layout.inner < kMinPlane) {  // tiles.h describes this case
       const int64_t max = kMaxColumns / layout.inner;
-      const int64_t multiple = max % 16 == 0 ? 16 : 1;  // EvenStep must not exceed `max`
+      const int64_t multiple = max % 16 == 0 ? 16 : 1;  // rounding up must not exceed `max`
       channel_step =
           max >= layout.channels ? layout.channels : EvenStep(layout.channels, max, multiple);
     } else {

@@ -13,7 +13,7 @@ inline std::vector<const void*>& Kernels() {
   return kernels;
 }
 
-// Adds each kernel that Launch can launch to Kernels(), when the library is loaded.
+// When the library is loaded, this adds each kernel for which Launch is compiled to Kernels().
 template <auto kKernel>
 inline const void* const kListed = Kernels().emplace_back(reinterpret_cast<const void*>(kKernel));
 
