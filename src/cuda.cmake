@@ -1,5 +1,5 @@
-# Adds the CUDA files to gluon_syncbn_objects if they can be built, and sets
-# GLUON_SYNCBN_CUDA_ARCHITECTURES ("75-real;90-virtual") and architectures ("75-real 90-virtual").
+# Adds the CUDA files to gluon_syncbn_objects if they can be built. Sets the variables `architectures`
+# (for example "75-real 90-virtual") and GLUON_SYNCBN_CUDA_ARCHITECTURES (with semicolons).
 # Otherwise sets GLUON_SYNCBN_CUDA_MISSING to the reason. GLUON_SYNCBN_CUDA=1 needs a working nvcc.
 set(GLUON_SYNCBN_CUDA_ARCHITECTURES "")
 set(GLUON_SYNCBN_CUDA_MISSING "")

@@ -237,7 +237,7 @@ def _finish_work():
 @lru_cache(maxsize=None)
 def watch_process() -> None:
     """Register handlers of forks, of the process's exit and of Ctrl-C."""
-    # Other threads can run during this wait, because ctypes releases the GIL.
+    # The handler waits without the GIL (ctypes releases it), so other threads can run.
     os.register_at_fork(before=load().gluon_syncbn_wait_before_fork)
     # MXNet's own exit handler runs after this one. It stops the threads of custom
     # operators, then waits for all work, so it would wait for our operators forever.

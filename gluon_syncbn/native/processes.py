@@ -18,7 +18,7 @@ from ..arguments import check_int
 from . import failures
 from .library import declare, load, mpi_path
 
-# Launchers set these to a number of processes, of the program or of this machine.
+# Launchers set these to how many processes the program has, or has on this machine.
 _SIZE_VARIABLES = (
     "OMPI_COMM_WORLD_SIZE",
     "PMI_SIZE",

@@ -96,9 +96,9 @@ def make_parallel(
     **Results** keep their nesting. Arrays are joined along `batch_axis` on the first
     device. Other objects are the first device's. If results are large, put net and loss
     into one Block that returns one value per row, and make that parallel. An array with
-    another number of rows than the batch raises ValueError. If all shards are equally
-    long, the length of an array may be equal by chance, so the first calls also run the
-    net on two or three rows. These extra runs do not change running statistics.
+    another number of rows than the batch raises ValueError. If all shards have n
+    rows, an array without rows may have the length n by chance, so the first calls also
+    run the net on two or three rows. These runs do not change running statistics.
 
     **Gradients** of the whole batch are on every device after ``backward``, so clipping
     and optimizers need no change. Another thread may call ``backward``. Arguments with

@@ -8,8 +8,8 @@
 // * The first failure ends all waits of the process, and all later ones until Reset. A failure that
 //   reaches other ranks is permanent on all ranks.
 // * A rank that leaves sends a message, and exchanges that need this rank end immediately.
-// * A net may move. If a layer has been called on all of its num_devices devices, and none of them
-//   waits, a call on a new device makes it forget these devices. Later calls on them are errors.
+// * A net may move. A layer forgets its devices if it is called on a new device after all
+//   num_devices devices have called it and none of them waits. Later calls on them are errors.
 #pragma once
 #include <atomic>
 #include <map>

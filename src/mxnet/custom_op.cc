@@ -4,7 +4,7 @@
 // Inputs: x, gamma, beta. Output: y. Auxiliary states: running_mean, running_var.
 // A chained node also has an input "after", which depends on the output of an earlier node with the
 // same running statistics. The operator does not read "after", but MXNet runs the earlier node
-// first. A masked node has a last input "rows", the number of valid rows, once for each channel.
+// first. A masked node has a last input "rows", which repeats the number of valid rows per channel.
 //
 // MXNet calls Create in every imperative call, so Create must be cheap. Forward and Backward run on
 // threads for custom operators, so they may wait for other devices.
@@ -110,7 +110,7 @@ int Forward(int size, void** handles, int* /*tags*/, const int* requests, const 
 }
 
 // dy | x, gamma, beta, ... | y | dx, dgamma, dbeta, ... | running_mean, running_var
-// The arrays before dx have no data, except dy and x, or dy and y if from_output is set.
+// Of the arrays before dx, only two have data: dy, and y if from_output is set, else x.
 int Backward(int size, void** handles, int* /*tags*/, const int* requests, const int /*training*/,
              void* state) {
   return OperatorCallback(size, handles, [&](const std::vector<NDArray>& arrays) {

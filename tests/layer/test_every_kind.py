@@ -221,7 +221,7 @@ def test_what_is_not_reached_is_named(other, act):
         act(net)
     caught = [w for w in caught if w.filename == __file__]
     texts = [str(w.message) for w in caught if "own" in str(w.message)]
-    # MXNet's own node can be frozen wherever its parameters are from.
+    # A BatchNorm node of MXNet can be frozen even if its parameters are computed.
     is_reached = act is freeze_statistics and isinstance(net[1], SymbolBlock)
     assert len(texts) == (not is_reached)
     if is_reached:

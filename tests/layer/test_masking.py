@@ -123,7 +123,7 @@ def test_a_mask_that_does_not_fit(mask, error, text):
 
 @pytest.mark.parametrize("shape", [(5, 6), (6, 1), (6, 5, 1)])
 def test_masks_of_wrong_shapes_in_graphs(shape):
-    """SequenceMask makes a mask of shape (5, 6). The other shapes can be broadcast."""
+    """A mask (5, 6) has time on its first axis. The other shapes can be broadcast."""
     x, net = nd.random.normal(shape=(6, 5, 3)), Masked()
     net.initialize()
     net.hybridize()

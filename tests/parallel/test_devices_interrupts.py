@@ -147,7 +147,7 @@ def test_a_handler_raises_at_any_instant_of_a_step(number, is_selected, make_dev
     def handle(*_):
         raise Raised
 
-    handle.handler = signal.SIG_IGN  # gluon_syncbn once called it instead of `handle`
+    handle.handler = signal.SIG_IGN  # this attribute must be ignored
 
     def step():
         with autograd.record():

@@ -65,7 +65,7 @@ class Program:
         criterion = gluon.loss.SoftmaxCrossEntropyLoss()
 
         def loss_of(x, label):
-            # An absent context predicts, so layers of the other context wait for it.
+            # Layers do not synchronize in prediction, so the other context times out.
             is_absent = strike("forward", x.context) == "absent"
             with autograd.predict_mode() if is_absent else autograd.train_mode():
                 y = self.net(x)

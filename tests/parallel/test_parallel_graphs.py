@@ -168,7 +168,7 @@ def test_rows_along_another_axis(devices):
 
 
 def nested(inputs, others, factor, mask=None):
-    outputs = collections.defaultdict(list)  # and so is the joined output
+    outputs = collections.defaultdict(list)  # joined outputs are one also
     outputs["out"], outputs["mask"] = inputs["x"] * factor, mask
     outputs["list"] = [others[0].sum(axis=1), (others[1].argmax(axis=1),)]
     return outputs
@@ -190,7 +190,7 @@ class Tempered(nn.Dense):
         return 7, super().forward(x) * temperature, x[:, :0]
 
 
-@gluon_1_only("tests always use arrays of mx.np")
+@gluon_1_only("all tests with Gluon 2 use arrays of mx.np")
 @pytest.mark.parametrize("is_variable", [True, False])
 def test_numpy_semantics(is_variable, devices):
     """One argument has no axes. The results are a number and two arrays, one empty."""

@@ -73,8 +73,8 @@ def draw(rng):
 def norm_of(program):
     """Return a BatchNorm, or a Dense for programs that cannot have a BatchNorm.
 
-    If a net is called twice, nn.BatchNorm, unlike our layer, updates its statistics in
-    reverse order. If a device has no backward, our layers on other devices wait for it.
+    If a net is called twice, nn.BatchNorm updates its statistics for the second call
+    first, but our layer does not. If a device has no backward, our layers wait for it.
     """
     if program.calls != "once" or program.branches:
         return dense()
@@ -138,7 +138,8 @@ def results_of(program, contexts):
 def step_of(program, net, other, step, rows):
     x, label = array(X[:rows]), array([float(k >= rows // 2) for k in range(rows)])
     factor, kind = array([0.5]), program.inputs
-    own = [] if program.branches else [label]  # label.grad needs a graph of each shard
+    # A gradient of the label needs a graph of each shard, which `branches` may lack.
+    own = [] if program.branches else [label]
     variables = {"none": [], "last": own}.get(kind, [x, factor, *own])
     if kind == "last":
         x.attach_grad("null")

@@ -146,7 +146,7 @@ class Net:
         self.outputs = [use.y for _, use in self._uses]
 
     def backward(self, dys):
-        """Return dx and, for each layer, the terms of dgamma and dbeta of each use."""
+        """Return dx, and for each layer lists of the terms of dgamma and of dbeta."""
         dxs, terms = [], [([], []) for _ in self.states]
         for (number, use), dy in zip(self._uses, dys):
             dx, *found = use.backward(dy)

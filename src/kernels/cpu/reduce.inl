@@ -1,9 +1,9 @@
 // The reductions, which sum two terms u and v of each element for each channel of a tile. All sums
 // are float64, because memory, not arithmetic, takes the time.
 //
-// `Terms` has Channel(c, first), which receives the tile's first element of channel c and returns
-// the channel's Affine (activation.inl); Of, which computes u and v from vectors of x and dy;
-// kBackward, true if Of reads dy; and kRecomputesZ, true if Of computes the activation's input z.
+// Members of `Terms`: Channel(c, first) returns the Affine (activation.inl) of channel c, whose
+// first element in the tile is `first`. The function Of computes u and v from vectors of x and dy.
+// kBackward is true if Of reads dy, and kRecomputesZ if Of computes the activation's input z.
 
 namespace syncbn::cpu {
 namespace {
@@ -181,8 +181,8 @@ void SumColumns(const Terms& terms, const T* x, const T* dy, const Tile& tile, d
   });
 }
 
-// SumColumns has longer loops than SumPlanes, but also adds the sums of each column to a channel.
-// If there are few rows, these additions take longer than the longer loops save.
+// SumColumns has longer loops than SumPlanes, which saves time, but also adds the sums of each
+// column to a channel, which costs time. If there are few rows, it costs more than it saves.
 inline bool PrefersColumns(const Tile& tile) {
   return tile.inner < kMinPlane && (tile.inner < 16 || tile.outer_end - tile.outer_begin >= 16);
 }
