@@ -112,7 +112,10 @@ def init(timeout: float | None = None) -> None:
     global _world
     seconds = wait_seconds(timeout)
     if _world.has_left:
-        raise RuntimeError("distributed.init() was called after shutdown()")
+        raise RuntimeError(
+            "distributed.init() cannot be called after shutdown(). Start the program "
+            "again."
+        )
     if _world.is_connected:
         return
     comm, machines = _connect(seconds)
@@ -270,7 +273,8 @@ def _connect(timeout):
         if time.monotonic() > deadline:
             raise RuntimeError(
                 "not every process that the launcher started called "
-                f"gluon_syncbn.distributed.init() within {timeout:g} s"
+                f"gluon_syncbn.distributed.init() within {timeout:g} s. Call it in all "
+                "processes. To continue the wait in this one, call it again."
             )
         time.sleep(2e-4)
     return comm, names.tolist()
@@ -293,7 +297,10 @@ def _import_mpi4py(timeout):
     finally:
         load().gluon_syncbn_exit_after(0, "")
     if MPI.Is_finalized():
-        raise RuntimeError("MPI was already finalized in this process")
+        raise RuntimeError(
+            "MPI was already finalized in this process. Call distributed.init() before "
+            "MPI.Finalize()."
+        )
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise RuntimeError(
             "MPI was initialized without MPI_THREAD_MULTIPLE. Do not set "
