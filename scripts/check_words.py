@@ -53,7 +53,8 @@ def phrases(path, text):
             code, words = content[: found.start()], content[found.end() :]
             if (code.strip() or last != line - 1) and NO_SUBJECT.match(words):
                 yield line, f"begins with {words.split()[0]}"
-            last = line
+            if not code.strip():  # a comment behind code does not continue below
+                last = line
 
 
 def missing_names(text):

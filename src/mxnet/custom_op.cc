@@ -110,7 +110,7 @@ int Forward(int size, void** handles, int* /*tags*/, const int* requests, const 
 }
 
 // dy | x, gamma, beta, ... | y | dx, dgamma, dbeta, ... | running_mean, running_var
-// Of the arrays before dx, only two have data: dy, and y if from_output is set, else x.
+// Only two arrays before dx have data: dy, and y if from_output is set, else x.
 int Backward(int size, void** handles, int* /*tags*/, const int* requests, const int /*training*/,
              void* state) {
   return OperatorCallback(size, handles, [&](const std::vector<NDArray>& arrays) {

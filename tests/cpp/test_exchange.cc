@@ -155,7 +155,8 @@ TEST(AnotherDeviceThanExpected) {
   const std::set<Device> expected{Cpu(0), Cpu(1)};
   own.expected = &expected;
   CHECK(rank.IsOver(rank.Arrive(own), Time(std::chrono::seconds(60))));
-  CheckHas(rank.Failure(), "=2, but the layer is called on cpu(2) as well as on cpu(0), cpu(1)");
+  CheckHas(rank.Failure(),
+           "num_devices=2, but the layer is called on cpu(2) as well as on cpu(0), cpu(1)");
 }
 
 // A call of a third device looks as if the net had moved, until an old device calls again. The

@@ -33,7 +33,7 @@ from support.nd import nd
 REPEAT = repetitions()
 SHAPE = (8, 3, 20, 20)
 STEPS, MOMENTUM = 4, 0.875  # float32 has this momentum exactly
-# With the numbers that MXNet 2 draws, rounding would change the sign of a ReLU's input.
+# MXNet 2 draws numbers with which rounding would change the sign of a ReLU's input.
 ACTIVATION = by_gluon("relu", "softrelu")
 
 

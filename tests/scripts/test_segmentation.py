@@ -53,7 +53,7 @@ def test_an_interrupted_run_continues_exactly(trained, tmp_path, call, monkeypat
         raise KeyboardInterrupt
 
     monkeypatch.setattr(model, "save", save)
-    assert "--resume" in call(130, main, *TINY, "--run-dir", tmp_path)
+    assert "--resume continues" in call(130, main, *TINY, "--run-dir", tmp_path)
     with FileLock(tmp_path / ".lock"):
         assert "is in use" in call(2, main, "--resume", tmp_path)
     call(0, main, "--resume", tmp_path)

@@ -231,12 +231,12 @@ struct ApplyFormula {
   template <typename Scalar>
   static SYNCBN_INLINE Coefficients<Scalar> Channel(const ElementwisePass& pass, int64_t c) {
     const double center = CenterOf(pass)[c], scale = PerScale(pass.scale_xmu[c], pass, c);
-    const Affine<Scalar> xmu_term = MakeAffine<Scalar>(center, scale, pass.shift[c]);
-    Affine<Scalar> to_z = {xmu_term.center, 0, 0};
+    const Affine<Scalar> of_centered = MakeAffine<Scalar>(center, scale, pass.shift[c]);
+    Affine<Scalar> to_z = {of_centered.center, 0, 0};
     if (kRecomputesZ) to_z = MakeAffine<Scalar>(center, pass.scale[c], pass.offset[c]);
     double unit;
     const Scalar scale_in = Scalar(SplitCoefficient(scale, &unit));
-    return {to_z, Scalar(pass.scale[c]), scale_in, Scalar(unit), xmu_term.offset};
+    return {to_z, Scalar(pass.scale[c]), scale_in, Scalar(unit), of_centered.offset};
   }
   template <typename Vector>
   static SYNCBN_INLINE Vector Of(Vector saved, Vector dy, const Coefficients<Vector>& k,
