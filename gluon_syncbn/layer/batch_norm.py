@@ -11,11 +11,11 @@ from mxnet.gluon import nn
 
 from ..arguments import check_bool, check_int, check_type, comma_list, suggest_keywords
 from ..compat import IS_GLUON_2
-from ..mxnet_private.arrays import make_plain
 from ..mxnet_private.blocks import call_with_parameters, is_traced, traced_block
 from ..mxnet_private.parameters import contexts_of
 from ..native import failures
-from .graphs import guarded, plain_gradient, watch_graphs
+from . import fallback, native
+from .graphs import watch_graphs
 from .synchronization import Settings, Synchronization, apply_activation, check_numbers
 
 _INITIALIZERS = (str, dict, mx.init.Initializer, type(None))
@@ -233,10 +233,9 @@ class SyncBatchNorm(nn.BatchNorm):
         if is_graph:
             return call_with_parameters(self, *inputs)
         try:
-            if is_frozen:
+            if is_frozen or native.is_used(x.context):
                 return call_with_parameters(self, *inputs)
-            make_plain(x)  # row-major, not oneDNN's blocked layout
-            return plain_gradient(call_with_parameters(self, *inputs))
+            return fallback.call_plainly(x, lambda: call_with_parameters(self, *inputs))
         except mx.MXNetError:
             self._check_shape(x)
             raise
@@ -283,11 +282,13 @@ class SyncBatchNorm(nn.BatchNorm):
             node["masked"] = "True"
         if is_graph:
             watch_graphs()
-            x = guarded(F, x)
+            x = fallback.guarded(F, x)
             if traced_block() is None:
                 self._sync.kept.add(self._sync)
+        elif native.is_used(x.context):
+            return native.call([x, *parameters], **node)
         y = F.Custom(x, *parameters, name="fwd", op_type="gluon_syncbn", **node)
-        return guarded(F, y) if is_graph else y
+        return fallback.guarded(F, y) if is_graph else y
 
     def _check_mask(self, x, mask):
         kind = mx.nd.NDArray if isinstance(x, mx.nd.NDArray) else mx.sym.Symbol

@@ -19,7 +19,8 @@ from ..mxnet_private import blocks, graphs
 from ..mxnet_private.blocks import BatchNormBase, settings_of
 from ..native import steps
 from .batch_norm import SyncBatchNorm
-from .graphs import guards_of, is_ours
+from .fallback import guards_of
+from .graphs import is_ours
 from .synchronization import ActivatedBatchNorm
 
 # MXNet's own SyncBatchNorm, which MXNet 2 has in nn.

@@ -1,12 +1,9 @@
 """Change graphs with layers so that MXNet runs them safely, and warn if one is saved.
 
 Any block may run such a graph: GluonCV makes SymbolBlocks from symbols of a layer. So
-`watch_graphs` replaces ``mx.nd.CachedOp``, MXNet's class that runs graphs.
-
-A guard is an operator before or after a layer that makes the layer's input, or the
-gradient of its output, plain: row-major instead of oneDNN's blocked layout. The reasons
-for guards, and for the order of layers in static_shape graphs, are in
-docs/design/mxnet.md.
+`watch_graphs` replaces ``mx.nd.CachedOp``, MXNet's class that runs graphs. Symbols have
+``Custom`` nodes with guards (layer/fallback.py), which every version of MXNet can run.
+docs/design/mxnet.md has the reasons for the order of layers in static_shape graphs.
 """
 
 from __future__ import annotations
@@ -16,32 +13,16 @@ from functools import lru_cache
 from typing import Any, Sequence
 
 import mxnet as mx
-import numpy as np
 from mxnet import autograd
 
 from ..arguments import comma_list
-from ..compat import IS_GLUON_2
 from ..mxnet_private.arrays import arrays_in, push
-from ..mxnet_private.blocks import BatchNormBase, current_build
 from ..mxnet_private.graphs import from_nodes, parse, resolve_entry, to_json
 from ..native import steps
 from ..native.failures import warn
 from ..native.library import load
-
-
-def guarded(F: Any, value: Any) -> Any:
-    """Return a copy of a value. A copy is a guard that is safe in every mode."""
-    # amp_multicast is faster, but it ignores grad_req="add" of a graph's input.
-    return F.SliceChannel(value, num_outputs=1)
-
-
-def plain_gradient(y: mx.nd.NDArray) -> mx.nd.NDArray:
-    """Return a view of a layer's output whose gradient is plain."""
-    if y.context.device_type == "gpu" or not autograd.is_recording():
-        return y
-    if isinstance(y, mx.np.ndarray):
-        return y.as_nd_ndarray().reshape(y.shape).as_np_ndarray()
-    return y.reshape(y.shape)
+from . import fallback, native
+from .fallback import guards_of
 
 
 def is_ours(node: dict) -> bool:
@@ -114,15 +95,13 @@ def watch_graphs() -> None:
 
 
 def _prepared(symbol, is_static, is_for_gpus):
-    """Choose a graph's guards; in static_shape graphs also order the layers."""
-    graph, (block, _) = parse(symbol), current_build()
+    """Rename a graph's layers, or choose guards; order the layers if it is static."""
+    graph = parse(symbol)
     ours = {number for number, node in enumerate(graph["nodes"]) if is_ours(node)}
-    dropped, guards = {}, guards_of(graph["nodes"], ours)
-    # A layer that is hybridized alone makes its arrays plain in `forward`.
-    if is_for_gpus or isinstance(block, BatchNormBase) and not IS_GLUON_2:
-        dropped = guards
-    else:
-        _choose_guards(symbol, graph, guards, is_static)
+    dropped = guards_of(graph["nodes"], ours)
+    is_native = not is_for_gpus and native.is_used()
+    if not is_for_gpus and not is_native:
+        dropped = fallback.choose_guards(symbol, graph, dropped, is_static)
     nodes: list = []
     entries: list = []  # see resolve_entry in mxnet_private/graphs.py
     latest: dict = {}  # {running mean: the latest layer that uses it}
@@ -145,69 +124,7 @@ def _prepared(symbol, is_static, is_for_gpus):
             latest[mean] = len(nodes)
         entries.append([len(nodes), None])
         nodes.append({**node, "inputs": inputs})
+        if is_native and number in ours:
+            native.rename(nodes[-1])
     heads = [resolve_entry(head, entries) for head in graph["heads"]]
     return from_nodes(symbol, graph, nodes, heads)
-
-
-def guards_of(nodes: list, layers: set) -> dict:
-    """Return {number of a guard of these layers: True if it is after a layer}."""
-    found = {}
-    for number, node in enumerate(nodes):
-        before = node["inputs"][0][0] if node["inputs"] else -1
-        if number in layers and _is_guard(nodes[before]):
-            found[before] = False
-        if before in layers and _is_guard(node):
-            found[number] = True
-    return found
-
-
-def _is_guard(node):
-    return node["op"] == "SliceChannel" and node["attrs"]["num_outputs"] == "1"
-
-
-def _choose_guards(symbol, graph, guards, is_static):
-    """Replace the guards of a graph by cheaper ones."""
-    inferred = _infer(symbol, graph, list(guards))
-    for (number, is_after), (ndim, dtype) in zip(guards.items(), inferred):
-        if not is_after:
-            # A Reshape of up to 4 dimensions copies only if it must.
-            if 1 <= ndim <= 4:
-                _replace(graph["nodes"][number], "Reshape", shape="(-2,)")
-        elif not is_static:
-            # The gradient of a transpose is another transpose, which always copies.
-            if ndim == 4:
-                _replace(graph["nodes"][number], "transpose", axes="(0, 1, 2, 3)")
-        elif dtype == "float32":
-            # A layer must not compute an output of a static_shape graph, so another
-            # node follows it. A Reshape would be slower than amp_multicast, because it
-            # copies gradients in blocked layouts.
-            _replace(graph["nodes"][number], "amp_multicast", num_outputs="1")
-        elif dtype is not None:  # only float32 gradients have blocked layouts
-            _replace(graph["nodes"][number], "Reshape", shape="(-2,)")
-
-
-def _replace(node, operator, **attributes):
-    node.update(op=operator, attrs=attributes)
-
-
-def _infer(symbol, graph, numbers):
-    """Return the number of dimensions, or 0, and the dtype, or None, of each node."""
-    block, inputs = current_build()
-    if block is None or not numbers:
-        return [(0, None)] * len(numbers)
-    heads = [[number, 0, 0] for number in numbers]
-    outputs = from_nodes(symbol, dict(graph), graph["nodes"], heads)
-    # A later cast of a parameter p does not change p.var(), so dtypes are read from p.
-    arrays = {p.var().name: p for p in block.collect_params().values()}
-    arrays.update(inputs)
-    known = [name for name in outputs.list_inputs() if name in arrays]
-    dtypes = {name: np.dtype(arrays[name].dtype).type for name in known}
-    shapes = {name: tuple(arrays[name].shape or ()) for name in known}
-    least = 0 if mx.util.is_np_shape() else 1  # a size of 0 may mean unknown
-    shapes = {name: s for name, s in shapes.items() if s and min(s) >= least}
-    _, shapes_of_outputs, _ = outputs.infer_shape_partial(**shapes)
-    _, types_of_outputs, _ = outputs.infer_type_partial(**dtypes)
-    return [
-        (len(shape or ()), None if dtype is None else np.dtype(dtype).name)
-        for shape, dtype in zip(shapes_of_outputs, types_of_outputs)
-    ]

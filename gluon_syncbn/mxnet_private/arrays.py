@@ -11,6 +11,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 from mxnet.base import check_call
+from mxnet.ndarray._internal import _imperative_invoke
 from mxnet.ndarray.register import _make_ndarray_function
 
 from ..compat import IS_GLUON_2
@@ -103,6 +104,20 @@ def make_plain(x: mx.nd.NDArray) -> None:
     """
     if _reorder is not None and x.context.device_type != "gpu":
         _reorder(x.handle)
+
+
+@lru_cache(maxsize=None)
+def _operator_handle(name):
+    handle = ctypes.c_void_p()
+    check_call(_LIB.NNGetOpHandle(name.encode(), ctypes.byref(handle)))
+    return handle.value
+
+
+def invoke(name: str, operands: Sequence, **attributes: str) -> mx.nd.NDArray:
+    """Call an operator that has no Python function, or is wanted without AMP's casts."""
+    keys, values = list(attributes), list(attributes.values())
+    handle = _operator_handle(name)
+    return _imperative_invoke(handle, operands, keys, values, None, False, False)
 
 
 # ---- Operators without casts. ``contrib.amp`` adds casts to the public functions of

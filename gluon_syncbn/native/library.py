@@ -69,6 +69,8 @@ _int64, _double = ctypes.c_int64, ctypes.c_double
 _SIGNATURES = {  # src/c_api/ defines these functions
     "gluon_syncbn_last_error": (Text, []),
     "gluon_syncbn_register": (_int, [Text]),
+    "gluon_syncbn_native_missing": (Text, []),
+    "gluon_syncbn_blocked_calls": (_int64, []),
     "gluon_syncbn_wait_before_fork": (None, []),
     "gluon_syncbn_create_layer": (_pointer, [Text, Text]),
     "gluon_syncbn_release_layer": (None, [_pointer]),

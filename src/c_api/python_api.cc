@@ -18,6 +18,7 @@
 #include "exchange/table.h"
 #include "kernels/passes.h"
 #include "mxnet/mxnet_api.h"
+#include "mxnet/native_op.h"
 #include "op/layer.h"
 
 using syncbn::CatchAll;
@@ -59,6 +60,8 @@ syncbn::Options ToOptions(const LayerOptions& given) {
   return options;
 }
 
+const char* native_missing = nullptr;
+
 }  // namespace
 
 SYNCBN_EXPORT(const char*, gluon_syncbn_interface) { return syncbn::Interface().c_str(); }
@@ -69,8 +72,16 @@ SYNCBN_EXPORT(int, gluon_syncbn_register, const char* libmxnet_path) {
   return CatchAll([&] {
     syncbn::LoadMxnetApi(libmxnet_path);
     syncbn::RegisterOperator();
+    native_missing = syncbn::RegisterNativeOperator(libmxnet_path);
   });
 }
+
+// The reason why the native operator (mxnet/native_op.h) cannot be used, or "".
+SYNCBN_EXPORT(const char*, gluon_syncbn_native_missing) {
+  return native_missing == nullptr ? "" : native_missing;
+}
+
+SYNCBN_EXPORT(int64_t, gluon_syncbn_blocked_calls) { return syncbn::CountBlockedCalls(); }
 
 SYNCBN_EXPORT(void, gluon_syncbn_wait_before_fork) { syncbn::WaitBeforeFork(); }
 

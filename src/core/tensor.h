@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 // Marks functions that both the host and CUDA kernels call.
 #if defined(__CUDACC__)
@@ -35,11 +36,13 @@ inline std::string NameOfFlag(int flag) {
 inline std::string Name(DType dtype) { return NameOfFlag(static_cast<int>(dtype)); }
 
 // The shape of a tensor for the kernels: (outer, channels, inner), row major. NCHW with axis 1 is
-// (N, C, H*W); NHWC with axis 3 is (N*H*W, C, 1).
+// (N, C, H*W); NHWC with axis 3 is (N*H*W, C, 1). A `block` of more than one channel stands for
+// oneDNN's layouts nChw8c and nChw16c: (outer, channels / block, inner, block).
 struct Layout {
   int64_t outer = 0;
   int64_t channels = 0;
   int64_t inner = 0;
+  int64_t block = 1;
 
   SYNCBN_HOST_DEVICE int64_t PerChannel() const { return outer * inner; }
   SYNCBN_HOST_DEVICE int64_t Size() const { return outer * channels * inner; }
@@ -54,6 +57,14 @@ inline Layout MakeLayout(const int64_t* shape, int ndim, int axis) {
   for (int i = axis + 1; i < ndim; ++i) layout.inner *= shape[i];
   return layout;
 }
+
+// An array of the framework, which owns the memory.
+struct Tensor {
+  void* data = nullptr;
+  std::vector<int64_t> shape{};
+  DType dtype = DType::kFloat32;
+  int64_t block = 1;  // see Layout
+};
 
 // The moments of a set of numbers.
 struct Moments {

@@ -23,9 +23,32 @@ constexpr double kCloseSeconds = 30;    // limits the wait for other ranks to le
 
 // ---- a device arrives and waits ----------------------------------------------------------------
 
-Numbers Table::Contribute(const Contribution& own, Ticket* ticket) {
+Waiting Table::Begin(const Contribution& own, Ticket* ticket) {
   Lock lock(mutex_);
   Waiting waiting = Arrive(own, ticket, Clock::now());
+  if (waiting.exchange->over) waiting.members = nullptr;  // this device has not waited
+  return waiting;
+}
+
+bool Table::IsReady(const Waiting& waiting, Duration limit) {
+  const Exchange& exchange = *waiting.exchange;
+  const bool carries_messages = waiting.is_last && !exchange.ranks.empty();
+  const Time end = Clock::now() + limit;
+  while (true) {
+    bool is_busy = false;
+    if (carries_messages) {
+      Lock lock(mutex_);
+      Serve();
+      is_busy = peers_.Busy();
+    }
+    if (exchange.over && !is_busy) return true;
+    if (Clock::now() >= end) return false;
+    std::this_thread::yield();  // another device's thread may need this processor
+  }
+}
+
+Numbers Table::Await(Waiting waiting) {
+  Lock lock(mutex_);
   Exchange& exchange = *waiting.exchange;
   const bool carries_messages = waiting.is_last && !exchange.ranks.empty();
   if (!exchange.over) {
@@ -35,9 +58,9 @@ Numbers Table::Contribute(const Contribution& own, Ticket* ticket) {
       if (IsOver(&lock, waiting, Clock::now())) break;
       waiting.deadline += pause(&lock, exchange.over, &exchange.changed, waiting.deadline);
     }
-    if (own.members != nullptr) {
-      own.members->wait_seconds[own.device] += ToSeconds(Clock::now() - waiting.start);
-    }
+  }
+  if (waiting.members != nullptr) {
+    waiting.members->wait_seconds[waiting.device] += ToSeconds(Clock::now() - waiting.start);
   }
   if (!exchange.error.empty()) throw Error(exchange.error);
   // MPI sends a large message only while this thread polls.
@@ -92,7 +115,8 @@ Waiting Table::Arrive(const Contribution& own, Ticket* ticket, Time now) {
     }
     const bool is_last = exchange->AllDevicesAreHere();
     Advance(exchange);
-    return {exchange, expected, is_last, now, now + ToDuration(own.timeout_seconds)};
+    const Time deadline = now + ToDuration(own.timeout_seconds);
+    return {exchange, expected, is_last, now, deadline, members, own.device};
   } catch (const Error& error) {
     FailLocked(error.what(), !key.is_local);
     throw;

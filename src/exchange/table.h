@@ -79,6 +79,8 @@ struct Waiting {
   const std::set<Device>* expected;
   bool is_last;  // arrived last on this rank, so it waits for other ranks
   Time start, deadline;
+  Members* members;  // null for a sum without a layer
+  Device device;
 };
 
 class Table {
@@ -90,7 +92,13 @@ class Table {
 
   // Waits for all contributions and returns the reduced numbers. A forward call sets the ticket for
   // its backward calls. Throws Error.
-  Numbers Contribute(const Contribution& own, Ticket* ticket);
+  Numbers Contribute(const Contribution& own, Ticket* ticket) { return Await(Begin(own, ticket)); }
+
+  // The parts of Contribute. Begin does not wait. IsReady returns true if Await will not wait; it
+  // stays awake for at most `limit` until that is so. Every wait that has begun must be awaited.
+  Waiting Begin(const Contribution& own, Ticket* ticket);
+  bool IsReady(const Waiting& waiting, Duration limit);
+  Numbers Await(Waiting waiting);
 
   // Sets the devices of the next forward calls; none means all. No call may be pending.
   void SetParticipants(Members* members, const std::set<Device>& participants);

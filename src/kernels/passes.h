@@ -1,7 +1,8 @@
 // The arguments of the four passes over memory, for CPUs and GPUs: two reductions (moments, sums
 // for backward) and two passes that write a tensor (normalize, apply).
 //
-// Tensors are (outer, channels, inner), row major, of type `dtype`. Per-channel arrays have
+// Tensors are (outer, channels, inner), row major, of type `dtype`. On CPUs a float32 tensor may
+// have blocks of channels (Layout). Per-channel arrays have
 // `channels` doubles. The sums of an empty shard (outer or inner is 0) are 0.
 #pragma once
 #include "core/tensor.h"
@@ -57,6 +58,9 @@ void LocalMoments(const ReductionPass& pass);
 void Normalize(const ElementwisePass& pass);
 void BackwardSums(const ReductionPass& pass);
 void BackwardApply(const ElementwisePass& pass);
+
+// Copies a float32 tensor to a layout with another block, which divides the number of channels.
+void ChangeBlock(const Layout& layout, const float* in, int64_t block, float* out);
 
 // Returns the instruction set in use: "avx512", "avx2" or "generic".
 const char* InstructionSet();

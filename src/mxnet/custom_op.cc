@@ -8,14 +8,20 @@
 //
 // MXNet calls Create in every imperative call, so Create must be cheap. Forward and Backward run on
 // threads for custom operators, so they may wait for other devices.
+#include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <system_error>
+#include <utility>
 #include <vector>
 
 #include "core/error.h"
+#include "core/spare_threads.h"
 #include "mxnet/mxnet_api.h"
+#include "mxnet/native_op.h"
 #include "op/layer.h"
 #include "op/sync_batch_norm.h"
 
@@ -44,6 +50,7 @@ struct Node {
   std::shared_ptr<Layer> layer;
   bool masked = false;
   bool chained = false;
+  bool native = false;  // the node is of the native operator
 
   int Inputs() const { return 3 + (chained ? 1 : 0) + (masked ? 1 : 0); }
 
@@ -64,6 +71,7 @@ Node ReadNode(int size, const char** keys, const char** values) {
     if (key == "layer_key") layer_key = value;
     if (key == "masked") node.masked = value == "True";
     if (key == "chained") node.chained = value == "True";
+    if (key == "native") node.native = value == "True";
   }
   node.layer = FindLayer(layer_key);
   return node;
@@ -93,19 +101,32 @@ void CheckCanSynchronize(int num_devices) {
   }
 }
 
+// `inputs` are x, gamma, beta, (after), (rows), running_mean, running_var.
+void BeginForward(Operator* op, bool training, int request, const std::vector<Tensor>& inputs,
+                  const Tensor& y) {
+  const Options options = op->node.GetOptions();
+  op->batch_norm.SetOptions(options);
+  if (op->batch_norm.UsesBatch(training)) CheckCanSynchronize(options.num_devices);
+  const int mean = op->node.Inputs();
+  op->batch_norm.BeginForward(
+      training, {inputs[0], inputs[1], inputs[2], ToWriteMode(request), y, inputs[mean],
+                 inputs[mean + 1], op->node.masked ? inputs[mean - 1] : Tensor()});
+}
+
+// ---- Custom's callbacks, which run on threads for custom operators
+
 // x, gamma, beta, (after), (rows) | y | running_mean, running_var
 int Forward(int size, void** handles, int* /*tags*/, const int* requests, const int training,
             void* state) {
   return OperatorCallback(size, handles, [&](const std::vector<NDArray>& arrays) {
     Operator* op = static_cast<Operator*>(state);
-    const Options options = op->node.GetOptions();
-    op->batch_norm.SetOptions(options);
-    if (op->batch_norm.UsesBatch(training)) CheckCanSynchronize(options.num_devices);
     const int y = op->node.Inputs();
-    op->batch_norm.Forward(
-        training, {arrays[0].View(), arrays[1].View(), arrays[2].View(), ToWriteMode(requests[0]),
-                   arrays[y].View(), arrays[y + 1].View(), arrays[y + 2].View(),
-                   op->node.masked ? arrays[y - 1].View() : Tensor()});
+    std::vector<Tensor> inputs;
+    for (int i = 0; i < y + 3; ++i) {
+      if (i != y) inputs.push_back(arrays[i].View());
+    }
+    BeginForward(op, training != 0, requests[0], inputs, arrays[y].View());
+    op->batch_norm.Finish();
   });
 }
 
@@ -124,6 +145,8 @@ int Backward(int size, void** handles, int* /*tags*/, const int* requests, const
   });
 }
 
+// ---- what the graph asks, for both operators
+
 template <typename... Parts>
 [[noreturn]] void ThrowError(const Node& node, const Parts&... parts) {
   throw Error(Concat("SyncBatchNorm '", node.layer->members.layer, "': ", parts...));
@@ -136,7 +159,7 @@ struct Properties {
   std::vector<const char*> arguments;
   std::vector<int> x_shape, channel_shape, after_shape = {1};
   int dependencies[2];
-  void* contexts[8];
+  void* contexts[10];
 };
 
 int ListArguments(char*** names, void* state) {
@@ -218,6 +241,17 @@ int InferType(int size, int* types, void* state) {
   });
 }
 
+// Only the native operator has this. It reads and writes arrays of any storage type.
+int InferStorageType(int size, int* types, void* /*state*/) {
+  constexpr int kUnknown = -1, kDense = 0;
+  std::replace(types, types + size, kUnknown, kDense);
+  return 1;
+}
+
+int InferBackwardStorageType(int size, int* types, int* /*tags*/, void* state) {
+  return InferStorageType(size, types, state);
+}
+
 int DeclareBackwardDependency(const int* out_grads, const int* inputs, const int* outputs,
                               int* size, int** dependencies, void* state) {
   Properties* properties = static_cast<Properties*>(state);
@@ -266,7 +300,8 @@ int Create(const char* /*op_type*/, const int size, const char** keys, const cha
   static AnyCallback callbacks[] = {Any(Delete<Properties>), Any(ListArguments),
                                     Any(ListOutputs),        Any(ListAuxiliaryStates),
                                     Any(InferShape),         Any(DeclareBackwardDependency),
-                                    Any(CreateOperator),     Any(InferType)};
+                                    Any(CreateOperator),     Any(InferType),
+                                    Any(InferStorageType),   Any(InferBackwardStorageType)};
   Properties* properties = new Properties;
   try {
     properties->node = ReadNode(size, keys, values);
@@ -275,13 +310,91 @@ int Create(const char* /*op_type*/, const int size, const char** keys, const cha
     properties->error = error.what();
   }
   for (void*& context : properties->contexts) context = properties;
-  list->num_callbacks = 8;
+  list->num_callbacks = properties->node.native ? 10 : 8;
   list->callbacks = callbacks;
   list->contexts = properties->contexts;
   return 1;
 }
 
 }  // namespace
+
+// ---- the native operator's calls, which begin on the engine's workers
+
+void RunNative(std::unique_ptr<NativeCall> call) {
+  // Waking a thread takes longer than most waits.
+  constexpr std::chrono::microseconds kAwake{300};
+  Operator* const op = static_cast<Operator*>(call->op);
+  bool is_ready = false;
+  try {
+    const std::vector<Tensor>&in = call->inputs, &out = call->outputs;
+    const std::vector<int>& requests = call->requests;
+    if (call->is_forward) {
+      BeginForward(op, call->is_training, requests[0], in, out[0]);
+    } else {
+      op->batch_norm.BeginBackward(in[0], in[1],
+                                   {ToWriteMode(requests[0]), ToWriteMode(requests[1]),
+                                    ToWriteMode(requests[2]), out[0], out[1], out[2]});
+    }
+    is_ready = op->batch_norm.IsReady(kAwake);
+  } catch (const std::exception& error) {
+    return call->Complete(error.what());
+  }
+  const auto finish = [op](NativeCall* begun) {
+    try {
+      op->batch_norm.Finish();
+    } catch (const std::exception& error) {
+      return begun->Complete(error.what());
+    }
+    begun->Complete(nullptr);
+  };
+  if (is_ready) return finish(call.get());
+  const std::shared_ptr<NativeCall> shared = std::move(call);
+  try {
+    RunInSpareThread([finish, shared] { finish(shared.get()); });
+  } catch (const std::system_error&) {  // the wait ends, at the latest after the timeout
+    finish(shared.get());
+  }
+}
+
+bool TakesBlocks(void* op, int ndim) {
+  const Node& node = static_cast<Operator*>(op)->node;
+  const int axis = node.layer->options()->axis;
+  return !node.masked && ndim > 2 && (axis < 0 ? axis + ndim : axis) == 1;
+}
+
+Tensor ViewArray(void* array, bool with_data) {
+  Tensor tensor;
+  int ndim = 0, dtype = 0;
+  const int64_t* shape = nullptr;
+  CheckMxnet(Mxnet().NDArrayGetShapeEx64(array, &ndim, &shape));
+  tensor.shape.assign(shape, shape + ndim);
+  if (with_data) CheckMxnet(Mxnet().NDArrayGetData(array, &tensor.data));
+  CheckMxnet(Mxnet().NDArrayGetDType(array, &dtype));
+  tensor.dtype = static_cast<DType>(dtype);
+  return tensor;
+}
+
+bool IsDense(void* array) {
+  int type = 0;
+  CheckMxnet(Mxnet().NDArrayGetStorageType(array, &type));
+  return type == 0;
+}
+
+void* NewArray(const Tensor& like) {
+  constexpr int kCpu = 1, kDelayed = 1;
+  const int ndim = static_cast<int>(like.shape.size()), dtype = static_cast<int>(like.dtype);
+  NDArrayHandle array = nullptr;
+  CheckMxnet(Mxnet().NDArrayCreateEx64(like.shape.data(), ndim, kCpu, 0, kDelayed, dtype, &array));
+  return array;
+}
+
+void* CopyHandle(void* array) {
+  NDArrayHandle copy = nullptr;
+  CheckMxnet(Mxnet().ShallowCopyNDArray(array, &copy));
+  return copy;
+}
+
+void FreeArray(void* array) { Mxnet().NDArrayFree(array); }
 
 void RegisterOperator() { CheckMxnet(Mxnet().CustomOpRegister("gluon_syncbn", Create)); }
 

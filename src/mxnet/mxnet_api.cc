@@ -31,7 +31,9 @@ void LoadMxnetApi(const char* path) {
   Find(library, "MXNDArrayGetShapeEx64", &api.NDArrayGetShapeEx64, "MXNDArrayGetShape64");
   Find(library, "MXNDArrayGetData", &api.NDArrayGetData);
   Find(library, "MXNDArrayGetDType", &api.NDArrayGetDType);
+  Find(library, "MXNDArrayGetStorageType", &api.NDArrayGetStorageType);
   Find(library, "MXNDArrayCreateEx64", &api.NDArrayCreateEx64, "MXNDArrayCreate64");
+  Find(library, "MXShallowCopyNDArray", &api.ShallowCopyNDArray);
   Find(library, "MXNDArrayFree", &api.NDArrayFree);
   Find(library, "MXNDArrayWaitToRead", &api.NDArrayWaitToRead);
   Find(library, "MXNDArrayWaitAll", &api.NDArrayWaitAll);

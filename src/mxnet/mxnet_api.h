@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "mxnet/native_op.h"
 #include "op/backend.h"
 
 namespace dmlc {
@@ -46,8 +47,10 @@ struct MxnetApi {
   int (*NDArrayGetShapeEx64)(NDArrayHandle handle, int* ndim, const int64_t** shape);
   int (*NDArrayGetData)(NDArrayHandle handle, void** data);
   int (*NDArrayGetDType)(NDArrayHandle handle, int* dtype);
+  int (*NDArrayGetStorageType)(NDArrayHandle handle, int* type);
   int (*NDArrayCreateEx64)(const int64_t* shape, int ndim, int dev_type, int dev_id,
                            int delay_alloc, int dtype, NDArrayHandle* array);
+  int (*ShallowCopyNDArray)(NDArrayHandle handle, NDArrayHandle* array);
   int (*NDArrayFree)(NDArrayHandle handle);
   int (*NDArrayWaitToRead)(NDArrayHandle handle);
   int (*NDArrayWaitAll)();
@@ -78,17 +81,7 @@ class NDArray {
   NDArrayHandle Handle() const { return handle_.get(); }
 
   // The array must be an argument of a running operator, because View does not wait for its data.
-  Tensor View() const {
-    Tensor tensor;
-    int ndim = 0, dtype = 0;
-    const int64_t* shape = nullptr;
-    CheckMxnet(Mxnet().NDArrayGetShapeEx64(Handle(), &ndim, &shape));
-    tensor.shape.assign(shape, shape + ndim);
-    CheckMxnet(Mxnet().NDArrayGetData(Handle(), &tensor.data));
-    CheckMxnet(Mxnet().NDArrayGetDType(Handle(), &dtype));
-    tensor.dtype = static_cast<DType>(dtype);
-    return tensor;
-  }
+  Tensor View() const { return ViewArray(Handle(), true); }
 
  private:
   struct Free {

@@ -13,13 +13,6 @@
 
 namespace syncbn {
 
-// An array of the framework, which owns the memory.
-struct Tensor {
-  void* data = nullptr;
-  std::vector<int64_t> shape;
-  DType dtype = DType::kFloat32;
-};
-
 // Scratch memory on the device, or pinned memory of the host that the device can access.
 enum class MemoryKind { kDevice, kPinned };
 

@@ -61,67 +61,83 @@ bool SyncBatchNorm::UsesBatch(bool training) const {
   return training || layer_->collected.IsActive();  // active in recompute_statistics
 }
 
-void SyncBatchNorm::Forward(bool training, const ForwardTensors& tensors) {
+void SyncBatchNorm::BeginForward(bool training, const ForwardTensors& given) {
   used_batch_ = UsesBatch(training);
-  forward_.reset();
-  std::vector<const Tensor*> vectors{&tensors.gamma, &tensors.beta, &tensors.running_mean,
-                                     &tensors.running_var};
-  if (options_.masked) vectors.push_back(&tensors.rows);
-  ForwardState state;
-  OnBackend("forward", tensors.x, vectors, [&](Layout layout) {
-    if (options_.masked) layout.outer = state.valid_rows = ValidRows(layout, tensors.rows);
-    if (used_batch_) {
-      SetScale(ReduceBatch(layout, tensors, &state), tensors, &state);
-    } else {
-      state.mean = backend_->Read(tensors.running_mean);
-      SetScale(backend_->Read(tensors.running_var), tensors, &state);
+  phase_ = Phase::kForward;
+  forward_.emplace();
+  std::vector<const Tensor*> vectors{&given.gamma, &given.beta, &given.running_mean,
+                                     &given.running_var};
+  if (options_.masked) vectors.push_back(&given.rows);
+  OnBackend([&] {
+    Layout layout = LayoutOf(given.x);
+    CheckVectors(layout, vectors);
+    backend_->Begin(layout, vectors);
+    ForwardTensors tensors = given;
+    layout.block = given.y_mode == WriteMode::kNull ? given.x.block : given.y.block;
+    tensors.x = InBlocks(layout, given.x);
+    if (options_.masked) {
+      layout.outer = forward_->valid_rows = ValidRows(layout, tensors.rows);
     }
-    if (tensors.y_mode != WriteMode::kNull) {
-      ElementwisePass pass{InputOf(layout, tensors.x, state)};
-      pass.mode = tensors.y_mode;
-      pass.out = tensors.y.data;
-      backend_->Normalize(pass);
-    }
-    KeepInputIfNeeded(layout, tensors, &state);
+    if (used_batch_) StartExchange(tensors.x, ShardMoments(layout, tensors));
+    finish_ = [this, layout, tensors](Numbers reduced) {
+      EndForward(layout, tensors, std::move(reduced));
+    };
   });
-  forward_ = std::move(state);
 }
 
-std::vector<double> SyncBatchNorm::ReduceBatch(const Layout& layout, const ForwardTensors& tensors,
-                                               ForwardState* state) {
+Numbers SyncBatchNorm::ShardMoments(const Layout& layout, const ForwardTensors& tensors) {
   const size_t channels = static_cast<size_t>(layout.channels);
   BatchMoments own{Numbers(1 + 2 * channels)};
   own.numbers[0] = static_cast<double>(layout.PerChannel());
-  ReductionPass pass{InputOf(layout, tensors.x, *state)};
+  ReductionPass pass{InputOf(layout, tensors.x)};
   pass.first = own.numbers.data() + 1;
   pass.second = pass.first + channels;
   backend_->LocalMoments(pass);
+  CheckFinite(own, "the shard of " + device_.Name(), "", tensors);
+  return std::move(own.numbers);
+}
 
-  CheckFinite(own, Concat("the shard of ", device_.Name()), "", tensors);
-  const BatchMoments batch{
-      AllReduce(Phase::kForward, tensors.x, 0, std::move(own.numbers), &state->ticket)};
+void SyncBatchNorm::EndForward(const Layout& layout, const ForwardTensors& tensors,
+                               Numbers reduced) {
+  if (used_batch_) {
+    SetScale(BatchVariance({std::move(reduced)}, tensors), tensors);
+  } else {
+    forward_->mean = backend_->Read(tensors.running_mean);
+    SetScale(backend_->Read(tensors.running_var), tensors);
+  }
+  if (tensors.y_mode != WriteMode::kNull) {
+    ElementwisePass pass{InputOf(layout, tensors.x)};
+    pass.mode = tensors.y_mode;
+    pass.out = tensors.y.data;
+    backend_->Normalize(pass);
+  }
+  KeepInputIfNeeded(layout, tensors);
+}
+
+std::vector<double> SyncBatchNorm::BatchVariance(const BatchMoments& batch,
+                                                 const ForwardTensors& tensors) {
   CheckFinite(batch, "the whole batch", ", although each shard has finite ones", tensors);
   const bool is_skipped =
       options_.nonfinite == NonFinite::kSkip &&
       FirstNonFinite(batch, options_, tensors.running_mean, tensors.running_var);
   if (!is_skipped && layer_->collected.IsActive()) {
-    layer_->collected.Add(state->ticket.number, batch);
+    layer_->collected.Add(forward_->ticket.number, batch);
   } else if (!is_skipped) {
     UpdateRunning(batch, options_, name_, backend_.get(), tensors.running_mean,
                   tensors.running_var);
   }
-  state->count = batch.count();
-  state->mean.resize(channels);
-  std::vector<double> var(channels);
-  for (size_t c = 0; c < channels; ++c) {
-    state->mean[c] = batch.mean(c);
+  forward_->count = batch.count();
+  forward_->mean.resize(batch.channels());
+  std::vector<double> var(batch.channels());
+  for (size_t c = 0; c < batch.channels(); ++c) {
+    forward_->mean[c] = batch.mean(c);
     var[c] = batch.count() > 0 ? batch.m2(c) / batch.count() : 0;
   }
   return var;
 }
 
-void SyncBatchNorm::SetScale(const std::vector<double>& var, const ForwardTensors& tensors,
-                             ForwardState* state) const {
+void SyncBatchNorm::SetScale(const std::vector<double>& var, const ForwardTensors& tensors) {
+  ForwardState* const state = &*forward_;
   state->scale =
       options_.fix_gamma ? std::vector<double>(var.size(), 1.0) : backend_->Read(tensors.gamma);
   state->offset = backend_->Read(tensors.beta);
@@ -134,33 +150,40 @@ void SyncBatchNorm::SetScale(const std::vector<double>& var, const ForwardTensor
   }
 }
 
-PassInput SyncBatchNorm::InputOf(const Layout& layout, const Tensor& tensor,
-                                 const ForwardState& state) const {
+PassInput SyncBatchNorm::InputOf(const Layout& layout, const Tensor& tensor) const {
   PassInput input;
   input.dtype = tensor.dtype;
   input.layout = layout;
   input.in = tensor.data;
   input.activation = options_.activation;
-  input.mean = state.mean.data();
-  input.scale = state.scale.data();
-  input.offset = state.offset.data();
+  input.mean = forward_->mean.data();
+  input.scale = forward_->scale.data();
+  input.offset = forward_->offset.data();
   return input;
 }
 
-void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& saved, const Gradients& out) {
+void SyncBatchNorm::BeginBackward(const Tensor& dy, const Tensor& saved, const Gradients& out) {
   // MXNet runs backward after a failed forward if the program has read the error.
   if (!forward_) {
     throw Error(Concat("SyncBatchNorm '", name_, "', backward: its forward call must have ",
                        "succeeded, but it failed. ", Table::Get().Failure()));
   }
-  OnBackend("backward", saved, {}, [&](Layout layout) {
-    ForwardState& forward = *forward_;
-    if (options_.masked) layout.outer = forward.valid_rows;
-    PassInput input = InputOf(layout, saved, forward);
-    input.dy = dy.data;
-    if (forward.keeps_x) input.in = forward.kept_x;
-    input.from_output = options_.from_output && !forward.keeps_x;
-    const size_t channels = forward.mean.size();
+  phase_ = Phase::kBackward;
+  OnBackend([&] {
+    Layout layout = LayoutOf(saved);
+    backend_->Begin(layout, {});
+    Tensor in = saved;
+    if (forward_->keeps_x) {
+      in.data = const_cast<void*>(forward_->kept_x);
+      in.block = forward_->kept_block;
+    }
+    layout.block = out.dx_mode == WriteMode::kNull ? in.block : out.dx.block;
+    const Tensor in_blocks = InBlocks(layout, in), dy_in_blocks = InBlocks(layout, dy);
+    if (options_.masked) layout.outer = forward_->valid_rows;
+    PassInput input = InputOf(layout, in_blocks);
+    input.dy = dy_in_blocks.data;
+    input.from_output = options_.from_output && !forward_->keeps_x;
+    const size_t channels = forward_->mean.size();
     Numbers sums(2 * channels);  // sums of dz, then of dz * xmu
     ReductionPass reduction{input};
     reduction.first = sums.data();
@@ -169,41 +192,63 @@ void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& saved, const Gradie
     backend_->Write(sums.data(), out.dbeta_mode, out.dbeta);
     std::vector<double> dgamma(channels);
     for (size_t c = 0; c < channels && !options_.fix_gamma; ++c) {
-      dgamma[c] = sums[channels + c] * forward.inv_std[c];
+      dgamma[c] = sums[channels + c] * forward_->inv_std[c];
     }
     backend_->Write(dgamma.data(), out.dgamma_mode, out.dgamma);
 
-    if (used_batch_) {  // also if this device needs no dx, because others wait for its sums
-      sums = AllReduce(Phase::kBackward, saved, forward.backward_calls++, std::move(sums),
-                       &forward.ticket);
-    }
-    if (out.dx_mode == WriteMode::kNull) return;
-
-    std::vector<double> scale_xmu(channels), shift(channels);
-    for (size_t c = 0; c < channels && forward.count > 0; ++c) {
-      const double inv_std = forward.inv_std[c];
-      shift[c] = -forward.scale[c] * sums[c] / forward.count;
-      scale_xmu[c] = -forward.scale[c] * inv_std * inv_std * sums[channels + c] / forward.count;
-    }
-    ElementwisePass pass{input};
-    pass.scale_xmu = scale_xmu.data();
-    pass.shift = shift.data();
-    pass.mode = out.dx_mode;
-    pass.out = out.dx.data;
-    backend_->BackwardApply(pass);
+    // The exchange also takes place if this device needs no dx, because others wait for its sums.
+    if (used_batch_) StartExchange(saved, std::move(sums));
+    finish_ = [this, input, sums = std::move(sums), out](Numbers reduced) {
+      if (out.dx_mode != WriteMode::kNull) WriteDx(input, used_batch_ ? reduced : sums, out);
+    };
   });
 }
 
-Numbers SyncBatchNorm::AllReduce(Phase phase, const Tensor& x, int64_t backward_calls, Numbers own,
-                                 Ticket* ticket) {
+void SyncBatchNorm::WriteDx(const PassInput& input, const Numbers& sums, const Gradients& out) {
+  const ForwardState& forward = *forward_;
+  const size_t channels = forward.mean.size();
+  std::vector<double> scale_xmu(channels), shift(channels);
+  for (size_t c = 0; c < channels && forward.count > 0; ++c) {
+    const double inv_std = forward.inv_std[c];
+    shift[c] = -forward.scale[c] * sums[c] / forward.count;
+    scale_xmu[c] = -forward.scale[c] * inv_std * inv_std * sums[channels + c] / forward.count;
+  }
+  ElementwisePass pass{input};
+  pass.scale_xmu = scale_xmu.data();
+  pass.shift = shift.data();
+  pass.mode = out.dx_mode;
+  pass.out = out.dx.data;
+  backend_->BackwardApply(pass);
+}
+
+bool SyncBatchNorm::IsReady(Duration limit) const {
+  return !waiting_ || Table::Get().IsReady(*waiting_, limit);
+}
+
+void SyncBatchNorm::Finish() {
+  OnBackend([&] {
+    finish_(waiting_ ? Table::Get().Await(*std::exchange(waiting_, std::nullopt)) : Numbers());
+    backend_->Finish();
+  });
+  EndCall();
+}
+
+void SyncBatchNorm::EndCall() {
+  waiting_.reset();
+  finish_ = nullptr;
+  copies_.clear();
+}
+
+void SyncBatchNorm::StartExchange(const Tensor& x, Numbers own) {
+  const bool is_forward = phase_ == Phase::kForward;
   const size_t axis = options_.axis < 0 ? options_.axis + x.shape.size() : options_.axis;
-  const Operation operation = phase == Phase::kForward ? Operation::kMoments : Operation::kSum;
+  const Operation operation = is_forward ? Operation::kMoments : Operation::kSum;
   Contribution contribution;
-  contribution.phase = phase;
+  contribution.phase = phase_;
   contribution.members = &layer_->members;
   contribution.device = device_;
   contribution.shape = x.shape;
-  contribution.repeat = backward_calls;
+  contribution.repeat = is_forward ? 0 : forward_->backward_calls++;
   contribution.signature = {operation, x.dtype, x.shape[axis], options_.axis, options_.epsilon, ""};
   contribution.numbers = std::move(own);
   contribution.devices = static_cast<size_t>(options_.num_devices);
@@ -211,7 +256,7 @@ Numbers SyncBatchNorm::AllReduce(Phase phase, const Tensor& x, int64_t backward_
   contribution.ranks = options_.ranks;
   contribution.shared_name = options_.shared_name;
   contribution.timeout_seconds = options_.timeout > 0 ? options_.timeout : default_timeout.load();
-  return Table::Get().Contribute(contribution, ticket);
+  waiting_ = Table::Get().Begin(contribution, &forward_->ticket);
 }
 
 void SyncBatchNorm::Fail(const std::string& text) {
@@ -237,44 +282,66 @@ int64_t SyncBatchNorm::ValidRows(const Layout& layout, const Tensor& rows) const
       Concat("the number of valid rows must be from 0 to ", layout.outer, ", got ", count));
 }
 
-void SyncBatchNorm::KeepInputIfNeeded(const Layout& layout, const ForwardTensors& tensors,
-                                      ForwardState* state) {
+void SyncBatchNorm::KeepInputIfNeeded(const Layout& layout, const ForwardTensors& tensors) {
   if (!options_.from_output) return;
+  ForwardState* const state = &*forward_;
   state->keeps_x =
       tensors.y_mode != WriteMode::kWrite ||  // y was not written, or was added to other values
       !CanReconstruct(state->spread, state->offset, options_.activation, tensors.y.dtype);
   if (state->keeps_x) {  // x still exists, because MXNet gives y other memory
     const size_t bytes = static_cast<size_t>(layout.Size()) * SizeOf(tensors.x.dtype);
     state->kept_x = backend_->Keep(tensors.x.data, bytes);
+    state->kept_block = layout.block;
   } else {
     backend_->Forget();
   }
 }
 
-// Runs `body` between Begin and Finish of the backend. An exception ends the waits of other devices
-// and ranks. Table and Fail throw an Error after they have ended these waits.
-template <typename Body>
-void SyncBatchNorm::OnBackend(const char* phase, const Tensor& x,
-                              const std::vector<const Tensor*>& vectors, const Body& body) {
-  const int ndim = static_cast<int>(x.shape.size());
+Layout SyncBatchNorm::LayoutOf(const Tensor& tensor) const {
+  const int ndim = static_cast<int>(tensor.shape.size());
   const int axis = options_.axis < 0 ? options_.axis + ndim : options_.axis;
-  const Layout layout = MakeLayout(x.shape.data(), ndim, axis);
-  try {
-    for (const Tensor* vector : vectors) {  // a graph may be bound to parameters of other shapes
-      if (vector->shape == std::vector<int64_t>{layout.channels}) continue;
-      throw DeviceError(Concat("parameters and other vectors must have the shape (",
-                               layout.channels, "), got ", ShapeText(vector->shape)));
-    }
-    backend_->Begin(layout, vectors);
-    body(layout);
-    backend_->Finish();
-  } catch (const Error&) {
+  Layout layout = MakeLayout(tensor.shape.data(), ndim, axis);
+  layout.block = tensor.block;
+  return layout;
+}
+
+Tensor SyncBatchNorm::InBlocks(const Layout& wanted, const Tensor& tensor) {
+  if (tensor.block == wanted.block) return tensor;
+  const auto copy = std::make_shared<std::vector<float>>(static_cast<size_t>(wanted.Size()));
+  cpu::ChangeBlock(LayoutOf(tensor), static_cast<const float*>(tensor.data), wanted.block,
+                   copy->data());
+  copies_.push_back(copy);
+  return {copy->data(), tensor.shape, tensor.dtype, wanted.block};
+}
+
+void SyncBatchNorm::CheckVectors(const Layout& layout,
+                                 const std::vector<const Tensor*>& vectors) const {
+  for (const Tensor* vector : vectors) {  // a graph may be bound to parameters of other shapes
+    if (vector->shape == std::vector<int64_t>{layout.channels}) continue;
+    throw DeviceError(Concat("parameters and other vectors must have the shape (", layout.channels,
+                             "), got ", ShapeText(vector->shape)));
+  }
+}
+
+// Runs a part of a call. An exception ends the call, and the waits of other devices and ranks.
+// Table and Fail throw an Error after they have ended these waits.
+template <typename Body>
+void SyncBatchNorm::OnBackend(const Body& body) {
+  const bool is_forward = phase_ == Phase::kForward;
+  const auto abandon = [&] {
     backend_->Abandon();
+    EndCall();
+    if (is_forward) forward_.reset();
+  };
+  try {
+    body();
+  } catch (const Error&) {
+    abandon();
     throw;
   } catch (const std::exception& error) {
-    backend_->Abandon();
-    Fail(
-        Concat("SyncBatchNorm '", name_, "', ", phase, " on ", device_.Name(), ": ", error.what()));
+    abandon();
+    Fail(Concat("SyncBatchNorm '", name_, "', ", is_forward ? "forward" : "backward", " on ",
+                device_.Name(), ": ", error.what()));
   }
 }
 

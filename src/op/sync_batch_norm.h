@@ -1,5 +1,6 @@
 // Forward and backward of the layer on one device. docs/design/data_path.md follows a call.
 #pragma once
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -7,6 +8,7 @@
 
 #include "core/tensor.h"
 #include "exchange/table.h"
+#include "exchange/wait.h"
 #include "op/backend.h"
 #include "op/layer.h"
 
@@ -42,11 +44,26 @@ class SyncBatchNorm {
   bool UsesBatch(bool training) const;
 
   // Computes y = f((x - mean) / sqrt(var + epsilon) * gamma + beta), where f is the activation.
-  void Forward(bool training, const ForwardTensors& tensors);
+  void Forward(bool training, const ForwardTensors& tensors) {
+    BeginForward(training, tensors);
+    Finish();
+  }
 
   // Computes the gradients of the latest forward call. `saved` is its y if SavesOutput(), else
   // its x. dgamma and dbeta are sums over this device's shard.
-  void Backward(const Tensor& dy, const Tensor& saved, const Gradients& out);
+  void Backward(const Tensor& dy, const Tensor& saved, const Gradients& out) {
+    BeginBackward(dy, saved, out);
+    Finish();
+  }
+
+  // The parts of these calls. The first part contributes to an exchange and does not wait. Then
+  // IsReady returns true if Finish, which another thread may call, will not wait for other devices
+  // or ranks; it stays awake for at most `limit` until that is so. A part that throws ends the
+  // call.
+  void BeginForward(bool training, const ForwardTensors& tensors);
+  void BeginBackward(const Tensor& dy, const Tensor& saved, const Gradients& out);
+  bool IsReady(Duration limit) const;
+  void Finish();
 
  private:
   // The results of a forward call that its backward calls read.
@@ -60,33 +77,38 @@ class SyncBatchNorm {
     std::vector<double> spread;         // the standard deviation of z
     bool keeps_x = false;               // kept_x is a copy of x, because y does not suffice
     const void* kept_x = nullptr;
+    int64_t kept_block = 1;  // see Layout
   };
 
-  // Reduces the moments of the batch, and updates the running statistics or Layer::collected.
-  // Returns the variance, and sets the state's mean, count and ticket.
-  std::vector<double> ReduceBatch(const Layout& layout, const ForwardTensors& tensors,
-                                  ForwardState* state);
-  void SetScale(const std::vector<double>& var, const ForwardTensors& tensors,
-                ForwardState* state) const;
-  PassInput InputOf(const Layout& layout, const Tensor& tensor, const ForwardState& state) const;
+  // Returns (count, mean[C], m2[C]) of this device's shard.
+  Numbers ShardMoments(const Layout& layout, const ForwardTensors& tensors);
+  void EndForward(const Layout& layout, const ForwardTensors& tensors, Numbers reduced);
+  // Updates the running statistics or Layer::collected. Returns the variance.
+  std::vector<double> BatchVariance(const BatchMoments& batch, const ForwardTensors& tensors);
+  void SetScale(const std::vector<double>& var, const ForwardTensors& tensors);
+  PassInput InputOf(const Layout& layout, const Tensor& tensor) const;
   // Raises an error on all devices if the options say so and moments are not finite. `whose` and
   // `detail` are parts of the error's text.
   void CheckFinite(const BatchMoments& moments, const std::string& whose, const std::string& detail,
                    const ForwardTensors& tensors);
   int64_t ValidRows(const Layout& layout, const Tensor& rows) const;
-  void KeepInputIfNeeded(const Layout& layout, const ForwardTensors& tensors, ForwardState* state);
+  void KeepInputIfNeeded(const Layout& layout, const ForwardTensors& tensors);
+  void WriteDx(const PassInput& input, const Numbers& sums, const Gradients& out);
 
-  // Reduces moments in forward, and adds sums in backward. It is an error if the dtype or
-  // the number of channels of `x` differs between devices.
-  Numbers AllReduce(Phase phase, const Tensor& x, int64_t backward_calls, Numbers own,
-                    Ticket* ticket);
+  Layout LayoutOf(const Tensor& tensor) const;
+  // Returns the tensor, or a copy, with the blocks of the layout. The copy lasts until EndCall.
+  Tensor InBlocks(const Layout& wanted, const Tensor& tensor);
+  void CheckVectors(const Layout& layout, const std::vector<const Tensor*>& vectors) const;
+
+  // Contributes moments in forward, and sums in backward. It is an error if the dtype or the number
+  // of channels of `x` differs between devices.
+  void StartExchange(const Tensor& x, Numbers own);
   // Ends all waits of other devices, and of ranks that may wait for this one, with this error.
   [[noreturn]] void Fail(const std::string& text);
 
-  // Calls body(layout) between the backend's Begin and Finish.
   template <typename Body>
-  void OnBackend(const char* phase, const Tensor& x, const std::vector<const Tensor*>& vectors,
-                 const Body& body);
+  void OnBackend(const Body& body);
+  void EndCall();
 
   Options options_;
   const Device device_;
@@ -95,6 +117,12 @@ class SyncBatchNorm {
   const std::unique_ptr<Backend> backend_;
   bool used_batch_ = false;              // the latest forward call used the statistics of the batch
   std::optional<ForwardState> forward_;  // empty if the latest forward call failed
+
+  // The call between its parts.
+  Phase phase_ = Phase::kForward;
+  std::optional<Waiting> waiting_;  // empty if the call needs no other device
+  std::function<void(Numbers reduced)> finish_;
+  std::vector<std::shared_ptr<void>> copies_;
 };
 
 }  // namespace syncbn

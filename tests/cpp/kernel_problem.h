@@ -127,7 +127,9 @@ struct Problem {
   }
 
   int64_t Index(int64_t outer, int64_t channel, int64_t inner) const {
-    return (outer * c.layout.channels + channel) * c.layout.inner + inner;
+    const int64_t block = c.layout.block,
+                  first = outer * c.layout.channels + channel / block * block;
+    return first * c.layout.inner + inner * block + channel % block;
   }
 
   template <typename Visit>

@@ -18,7 +18,9 @@ constexpr syncbn::DType kDTypes[] = {syncbn::DType::kFloat32, syncbn::DType::kFl
                                      syncbn::DType::kFloat16};
 
 inline std::string Describe(const syncbn::Layout& layout) {
-  return syncbn::Concat("(", layout.outer, ", ", layout.channels, ", ", layout.inner, ")");
+  const std::string shape =
+      syncbn::Concat("(", layout.outer, ", ", layout.channels, ", ", layout.inner, ")");
+  return layout.block == 1 ? shape : syncbn::Concat(shape, " in blocks of ", layout.block);
 }
 
 // The memory of tensors and vectors. CUDA tests replace both functions by functions of CUDA.

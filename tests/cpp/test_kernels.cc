@@ -28,7 +28,7 @@ struct CpuKernels {
 };
 
 std::string AllBits() {
-  std::string bits;
+  std::string bits = test::Bits<CpuKernels>(DType::kFloat32, {6, 64, 900, 16});
   for (DType dtype : test::kDTypes) {
     for (const Layout& layout :
          {Layout{1, 1, 1}, Layout{4, 3, 25}, Layout{2, 5, 1000}, Layout{8, 3, 40000},
@@ -62,6 +62,43 @@ void TestStreamedStores() {
   test::TestCase<CpuKernels>({DType::kFloat64, {10000, 128, 1}, 0, 0.5, 1}, {leaky});
 }
 
+// oneDNN's layouts with blocks of channels. Odd sizes leave a part of a vector of two pixels, and
+// begin blocks at addresses to which no vector can be streamed.
+void TestBlocks() {
+  const test::ActivationCase relu{{syncbn::Function::kLeakyRelu, 0}, false};
+  const test::ActivationCase leaky_of_y{{syncbn::Function::kLeakyRelu, 0.01}, true};
+  for (int64_t block : {8, 16}) {
+    for (const Layout& shape : {Layout{3, 48, 25}, Layout{5, 16, 1}, Layout{1, 32, 4097},
+                                Layout{2, 16, 90001}, Layout{2, 16, 90000}, Layout{70, 16, 49}}) {
+      Layout layout = shape;
+      layout.block = block;
+      for (int misalign : {0, 1}) {
+        test::TestCase<CpuKernels>({DType::kFloat32, layout, misalign, 0.5, 1}, {relu, leaky_of_y});
+      }
+    }
+    test::TestNonFinite<CpuKernels>(DType::kFloat32, {3, 32, 7, block});
+    test::TestCase<CpuKernels>({DType::kFloat32, {0, 16, 5, block}, 0, 0, 1}, {relu});
+  }
+}
+
+void TestChangesOfBlocks() {
+  const Layout shape{3, 32, 21};
+  for (int64_t from : {1, 8, 16}) {
+    for (int64_t to : {1, 8, 16}) {
+      if (from == to) continue;
+      test::Problem p({DType::kFloat32, {3, 32, 21, from}, 0, 0, 1});
+      test::Problem other({DType::kFloat32, {3, 32, 21, to}, 0, 0, 1});
+      cpu::ChangeBlock(p.c.layout, static_cast<const float*>(p.x.data()), to,
+                       static_cast<float*>(other.x.data()));
+      CHECK(other.x.GuardsAreIntact());
+      for (int64_t i = 0; i < shape.Size(); ++i) {
+        const int64_t o = i / (32 * 21), c = i / 21 % 32, inner = i % 21;
+        CHECK_EQ(other.x.Get(other.Index(o, c, inner)), p.x.Get(p.Index(o, c, inner)), from, to);
+      }
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -70,6 +107,8 @@ int main() {
 #if !defined(__SANITIZE_THREAD__)  // TestSameBits is enough for the thread sanitizer
   std::cout << cpu::InstructionSet() << std::endl;
   if (cpu::InstructionSet() != std::string("generic")) TestStreamedStores();
+  TestBlocks();
+  TestChangesOfBlocks();
   const std::vector<Layout> layouts = {
       {1, 1, 1},    {3, 5, 7},     {2, 3, 64},   {2, 3, 65},   {5, 3, 1},     {20011, 3, 1},
       {7, 1024, 1}, {3, 1025, 1},  {2, 2048, 1}, {37, 17, 3},  {4, 6, 1023},  {1, 2, 40001},

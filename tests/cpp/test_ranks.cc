@@ -1,6 +1,6 @@
 // Tests exchange/table.h with several ranks in simulated time. Random programs run on up to 1,024
 // ranks, and single ranks receive wrong and random messages.
-// GLUON_SYNCBN_NATIVE=full runs more programs and messages.
+// GLUON_SYNCBN_NATIVE_TESTS=full runs more programs and messages.
 #include <array>
 #include <cmath>
 #include <numeric>

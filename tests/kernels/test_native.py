@@ -3,7 +3,7 @@
 They need neither MXNet nor Python. With --full the plain build also serves
 scripts/check_gpu.sh on the emulated GPU. Sanitized builds have the generic
 kernels only and no emulated GPU, because compiling takes most of the time.
-GLUON_SYNCBN_NATIVE=full adds the other kernels, and the GPU except under "thread".
+GLUON_SYNCBN_NATIVE_TESTS=full adds the other kernels, and the GPU except under "thread".
 """
 
 import os
@@ -21,7 +21,7 @@ pytestmark = [
         reason="the native tests need cmake and g++",
     ),
 ]
-FULL = os.environ.get("GLUON_SYNCBN_NATIVE") == "full"
+FULL = os.environ.get("GLUON_SYNCBN_NATIVE_TESTS") == "full"
 TESTS = {path.stem for path in (ROOT / "tests/cpp").glob("*.cc")}
 EMULATED = {name for name in TESTS if name.startswith("test_cuda_")}
 

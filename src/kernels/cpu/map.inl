@@ -176,8 +176,55 @@ void MapColumns(const ElementwisePass& pass, const Tile& tile) {
   if constexpr (kMode == StoreMode::kStream) EndStreamingStores();
 }
 
+// Writes a tile that is one block of channels. kGroups vectors hold a pixel, or one vector holds
+// two pixels.
+template <int kGroups, StoreMode kMode, typename Formula, typename T>
+void MapBlock(const ElementwisePass& pass, const Tile& tile) {
+  if constexpr (kMode == StoreMode::kStream) {
+    const bool is_aligned = UnalignedHead(static_cast<T*>(pass.out)) == 0 &&
+                            tile.inner * tile.block % kFloats == 0 &&
+                            tile.inner_begin * tile.block % kFloats == 0;
+    if (!is_aligned) return MapBlock<kGroups, StoreMode::kAssign, Formula, T>(pass, tile);
+  }
+  typedef typename Arithmetic<T>::Scalar Scalar;
+  typedef typename Arithmetic<T>::Vector Vector;
+  constexpr int64_t kLanes = sizeof(Vector) / sizeof(Scalar), kPeriod = kGroups * kLanes;
+  Coefficients<Vector> k[kGroups];
+  for (int64_t i = 0; i < kPeriod; ++i) {
+    const Coefficients<Scalar> one =
+        Formula::template Channel<Scalar>(pass, tile.channel_begin + i % tile.block);
+    Coefficients<Vector>* const to = &k[i / kLanes];
+    const int64_t lane = i % kLanes;
+    to->to_z.center[lane] = one.to_z.center;
+    to->to_z.scale[lane] = one.to_z.scale;
+    to->to_z.offset[lane] = one.to_z.offset;
+    to->scale_dz[lane] = one.scale_dz;
+    to->scale_in[lane] = one.scale_in;
+    to->unit[lane] = one.unit;
+    to->shift[lane] = one.shift;
+  }
+  const T *const in = static_cast<const T*>(pass.in), *const dy = static_cast<const T*>(pass.dy);
+  T* const out = static_cast<T*>(pass.out);
+  const Slopes<Vector> f = MakeSlopes<Vector, Scalar>(pass.activation.slope);
+  for (int64_t o = tile.outer_begin; o < tile.outer_end; ++o) {
+    int64_t i = o * tile.row + tile.channel_begin * tile.inner + tile.inner_begin * tile.block;
+    const int64_t end = i + (tile.inner_end - tile.inner_begin) * tile.block;
+    for (; i + kPeriod <= end; i += kPeriod) {
+      for (int64_t j = i, g = 0; g < kGroups; ++g, j += kLanes)
+        MapVector<kMode, Formula>(in + j, dy + j, k[g], f, out + j);
+    }
+    if (i < end) MapPart<kMode, Formula>(in + i, dy + i, end - i, k[0], f, out + i);
+  }
+  if constexpr (kMode == StoreMode::kStream) EndStreamingStores();
+}
+
 template <StoreMode kMode, typename Formula, typename T>
 MapTile MapByLayout(const ElementwisePass& pass) {
+  if constexpr (kCanBlock<T>) {
+    const int64_t block = pass.layout.block;
+    if (block == 8) return MapBlock < kFloats < 8 ? 8 / kFloats : 1, kMode, Formula, T > ;
+    if (block == 16) return MapBlock<16 / kFloats, kMode, Formula, T>;
+  }
   return pass.layout.inner < kMinPlane ? MapColumns<kMode, Formula, T>
                                        : MapPlanes<kMode, Formula, T>;
 }

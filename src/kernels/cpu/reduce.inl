@@ -85,12 +85,11 @@ inline Pair<double> SumPlane(const Terms& terms, const T* x, const T* dy, int64_
 template <typename Terms, typename T>
 void SumPlanes(const Terms& terms, const T* x, const T* dy, const Tile& tile, double* sum_u,
                double* sum_v) {
-  const T* firsts = FirstOf(x, tile);
   const int64_t n = tile.inner_end - tile.inner_begin;
   for (int64_t o = tile.outer_begin; o < tile.outer_end; ++o) {
     for (int64_t c = tile.channel_begin; c < tile.channel_end; ++c) {
       const int64_t at = o * tile.row + c * tile.inner + tile.inner_begin;
-      const T first = firsts[c * tile.inner];
+      const T first = FirstOf(x, tile, c);
       const Pair<double> sums = SumPlane(terms, x + at, dy + at, n, first, terms.Channel(c, first));
       sum_u[c] += sums.u;
       sum_v[c] += sums.v;
@@ -151,7 +150,7 @@ template <typename Terms, typename T>
 void SumColumns(const Terms& terms, const T* x, const T* dy, const Tile& tile, double* sum_u,
                 double* sum_v) {
   const Rows rows = MakeRows(tile);
-  const T* firsts = FirstOf(x, tile);
+  const T* const firsts = x + tile.outer_begin * tile.row;
   ColumnSums<Terms::kRecomputesZ> columns;
   __builtin_memset(&columns, 0, sizeof(columns));
   ForEachColumn(rows, tile, [&](int64_t j, int64_t c) {
@@ -187,9 +186,52 @@ inline bool PrefersColumns(const Tile& tile) {
   return tile.inner < kMinPlane && (tile.inner < 16 || tile.outer_end - tile.outer_begin >= 16);
 }
 
+// Sums a tile that is one block of kGroups vectors.
+template <int kGroups, typename Terms, typename T>
+void SumBlock(const Terms& terms, const T* x, const T* dy, const Tile& tile, double* sum_u,
+              double* sum_v) {
+  constexpr int kUnroll = kGroups <= 2 ? 4 / kGroups : 1;  // independent chains of additions
+  constexpr int64_t kBlock = kGroups * kDoubles;
+  Affine<Doubles> k[kGroups];
+  Pair<Doubles> s[kGroups][kUnroll] = {};
+  for (int64_t i = 0; i < kBlock; ++i) {
+    const int64_t c = tile.channel_begin + i;
+    const Affine<double> one = terms.Channel(c, FirstOf(x, tile, c));
+    k[i / kDoubles].center[i % kDoubles] = one.center;
+    k[i / kDoubles].scale[i % kDoubles] = one.scale;
+    k[i / kDoubles].offset[i % kDoubles] = one.offset;
+  }
+  const int64_t pixels = tile.inner_end - tile.inner_begin;
+  const auto add = [&](int64_t at, int chain) {
+    for (int g = 0; g < kGroups; ++g) {
+      AddVector(terms, x + at + g * kDoubles, dy + at + g * kDoubles, k[g], &s[g][chain]);
+    }
+  };
+  for (int64_t o = tile.outer_begin; o < tile.outer_end; ++o) {
+    int64_t at = o * tile.row + tile.channel_begin * tile.inner + tile.inner_begin * kBlock;
+    int64_t pixel = 0;
+    for (; pixel + kUnroll <= pixels; pixel += kUnroll, at += kUnroll * kBlock) {
+      Prefetch<kUnroll * kBlock>(x + at);
+      if (Terms::kBackward) Prefetch<kUnroll * kBlock>(dy + at);
+      for (int chain = 0; chain < kUnroll; ++chain) add(at + chain * kBlock, chain);
+    }
+    for (; pixel < pixels; ++pixel, at += kBlock) add(at, 0);
+  }
+  for (int64_t i = 0; i < kBlock; ++i) {
+    for (const Pair<Doubles>& chain : s[i / kDoubles]) {
+      sum_u[tile.channel_begin + i] += chain.u[i % kDoubles];
+      sum_v[tile.channel_begin + i] += chain.v[i % kDoubles];
+    }
+  }
+}
+
 template <typename Terms, typename T>
 void SumTile(const Terms& terms, const T* x, const T* dy, const Tile& tile, double* sum_u,
              double* sum_v) {
+  if constexpr (kCanBlock<T>) {
+    if (tile.block == 8) return SumBlock<8 / kDoubles>(terms, x, dy, tile, sum_u, sum_v);
+    if (tile.block == 16) return SumBlock<16 / kDoubles>(terms, x, dy, tile, sum_u, sum_v);
+  }
   if (PrefersColumns(tile))
     SumColumns(terms, x, dy, tile, sum_u, sum_v);
   else
@@ -221,13 +263,12 @@ template <typename T>
 void MomentsOfTile(const ReductionPass& pass, const Tile& tile, double* mean, double* m2) {
   const T* x = static_cast<const T*>(pass.in);
   SumTile(MomentTerms(), x, x, tile, mean, m2);
-  const T* firsts = FirstOf(x, tile);
   const double n =
       double((tile.outer_end - tile.outer_begin) * (tile.inner_end - tile.inner_begin));
   for (int64_t c = tile.channel_begin; c < tile.channel_end; ++c) {
     const double sum = mean[c];
     const double rest = m2[c] - sum * (sum / n);
-    mean[c] = ToDouble(firsts[c * tile.inner]) + sum / n;
+    mean[c] = ToDouble(FirstOf(x, tile, c)) + sum / n;
     m2[c] = rest < 0 ? 0 : rest;  // NaN stays NaN
   }
 }

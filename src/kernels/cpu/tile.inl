@@ -37,10 +37,13 @@ SYNCBN_INLINE void LoadPart(const T* p, int64_t n, T fill, Vector* v) {
   Load(padded, v);
 }
 
-// The tile's first element of a channel c is FirstOf(x, tile)[c * tile.inner].
+// Returns the tile's first element of a channel.
 template <typename T>
-SYNCBN_INLINE const T* FirstOf(const T* x, const Tile& tile) {
-  return x + tile.outer_begin * tile.row + tile.inner_begin;
+SYNCBN_INLINE T FirstOf(const T* x, const Tile& tile, int64_t channel) {
+  const int64_t at = tile.outer_begin * tile.row;
+  if (tile.block == 1) return x[at + channel * tile.inner + tile.inner_begin];
+  return x[at + tile.channel_begin * tile.inner + tile.inner_begin * tile.block + channel -
+           tile.channel_begin];
 }
 
 // A tile's rows if the inner size is smaller than kMinPlane (tiles.h). `count` rows have `width`

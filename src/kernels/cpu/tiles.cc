@@ -36,7 +36,10 @@ struct Partition {
   // The layout must not be empty.
   explicit Partition(const Layout& all) : layout(all), inner_step(all.inner) {
     const int64_t target = std::max(kMinTile, CeilDiv(layout.Size(), kMaxTiles));
-    if (layout.inner < kMinPlane) {  // tiles.h describes this case
+    if (layout.block > 1) {
+      channel_step = layout.block;
+      inner_step = EvenStep(layout.inner, target / layout.block, 1);
+    } else if (layout.inner < kMinPlane) {  // tiles.h describes this case
       const int64_t max = kMaxColumns / layout.inner;
       const int64_t multiple = max % 16 == 0 ? 16 : 1;  // rounding up must not exceed `max`
       channel_step =
@@ -47,7 +50,7 @@ struct Partition {
     }
     const int64_t run = channel_step * inner_step;
     outer_step = EvenStep(layout.outer, std::clamp<int64_t>(target / run, 1, layout.outer), 1);
-    if (layout.inner >= kMinPlane && outer_step == layout.outer) {
+    if (layout.block == 1 && layout.inner >= kMinPlane && outer_step == layout.outer) {
       channel_step =
           std::clamp(target / (layout.outer * inner_step), channel_step, layout.channels);
     }
@@ -69,7 +72,8 @@ struct Partition {
             channel_begin,
             std::min(channel_begin + channel_step, layout.channels),
             inner_begin,
-            std::min(inner_begin + inner_step, layout.inner)};
+            std::min(inner_begin + inner_step, layout.inner),
+            layout.block};
   }
 };
 
@@ -165,6 +169,26 @@ void BackwardSums(const ReductionPass& pass) {
 void Normalize(const ElementwisePass& pass) { Map(pass, TheIsa().normalize(pass)); }
 
 void BackwardApply(const ElementwisePass& pass) { Map(pass, TheIsa().apply(pass)); }
+
+void ChangeBlock(const Layout& layout, const float* in, int64_t block, float* out) {
+  // A group of channels is a block of the input or of the output, so it is contiguous in both.
+  const int64_t group = std::max(layout.block, block), groups = layout.channels / group;
+  const auto index = [&](int64_t per_block, int64_t c, int64_t i) {
+    return c / per_block * per_block * layout.inner + i * per_block + c % per_block;
+  };
+  ParallelFor(layout.outer * groups, [&](int64_t number) {
+    constexpr int64_t kStep = 16;  // elements of a channel that are copied before the next channel
+    const int64_t at = number * group * layout.inner;
+    for (int64_t begin = 0; begin < layout.inner; begin += kStep) {
+      const int64_t end = std::min(begin + kStep, layout.inner);
+      for (int64_t c = 0; c < group; ++c) {
+        const float* const from = in + at + index(layout.block, c, 0);
+        float* const to = out + at + index(block, c, 0);
+        for (int64_t i = begin; i < end; ++i) to[i * block] = from[i * layout.block];
+      }
+    }
+  });
+}
 
 const char* InstructionSet() { return TheIsa().name; }
 

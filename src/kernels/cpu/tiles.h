@@ -16,6 +16,7 @@ struct Tile {
   int64_t outer_begin, outer_end;
   int64_t channel_begin, channel_end;
   int64_t inner_begin, inner_end;
+  int64_t block;  // if it is more than 1, the tile's channels are one block
 };
 
 // If the inner size of the tensor is smaller than kMinPlane, a tile has all inner elements of its

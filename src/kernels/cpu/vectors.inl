@@ -32,5 +32,11 @@ SYNCBN_INLINE void Store(double* p, Doubles v) { __builtin_memcpy(p, &v, sizeof(
 template <typename T>
 constexpr bool kCanStream = SYNCBN_HAS_STREAMING_STORES && sizeof(T) >= 4;
 
+// True for the type of elements that oneDNN's layouts with blocks of channels have.
+template <typename T>
+constexpr bool kCanBlock = false;
+template <>
+constexpr bool kCanBlock<float> = true;
+
 }  // namespace
 }  // namespace syncbn::cpu
