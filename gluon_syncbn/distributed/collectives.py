@@ -25,7 +25,13 @@ from ..arguments import check_block, check_int, short_repr
 from ..layer.batch_norm import SyncBatchNorm
 from ..mxnet_private.arrays import array_of
 from ..mxnet_private.blocks import names_in, parameters_by_place
-from ..mxnet_private.parameters import data_of, is_deferred, when_initialized
+from ..mxnet_private.parameters import (
+    copy_owners,
+    data_of,
+    is_deferred,
+    stale_parameters,
+    when_initialized,
+)
 from ..native import failures
 from ..native.interrupts import DeferredSignals
 from ..native.library import load
@@ -280,6 +286,8 @@ def check_replicas(net: mx.gluon.Block) -> None:
     check_block("net", net)
     mx.nd.waitall()
     found = {n: p for n, p in net.collect_params().items() if data_of(p)}
+    copy_owners(stale_parameters(found.values()))
+    mx.nd.waitall()
     faults = itertools.starmap(_difference_of_contexts, found.items())
     for fault in allgather(next(filter(None, faults), ""), "check_replicas"):
         if fault:

@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
+from contextlib import contextmanager
+from functools import lru_cache
 from operator import attrgetter
-from typing import Any, Callable, Iterable, Sequence
+from typing import Any, Callable, Iterable, Iterator, Sequence
 
 import mxnet as mx
+from mxnet import autograd
 
 from ..compat import IS_GLUON_2
+from .arrays import copyto
 
 _Parameter = mx.gluon.Parameter
 _list_contexts = _Parameter.list_device if IS_GLUON_2 else _Parameter.list_ctx
 move = _Parameter.reset_device if IS_GLUON_2 else _Parameter.reset_ctx
 
-is_deferred = attrgetter("_deferred_init")  # truthy if initialization waits for a shape
-gradient_storage = attrgetter("_grad_stype")  # known before gradients exist
 # True if backward has written an array's gradient since the last update. A Trainer
 # reads and clears this mark.
 is_fresh = attrgetter("_fresh_grad")
+is_deferred = attrgetter("_deferred_init")  # truthy if initialization waits for a shape
+gradient_storage = attrgetter("_grad_stype")  # known before gradients exist
+
+
+def is_dense(parameter: Any) -> bool:
+    return parameter._stype == "default"
+
+
 
 
 def contexts_of(parameter: mx.gluon.Parameter) -> list[mx.Context]:
@@ -64,11 +75,6 @@ def mark_fresh(arrays: Iterable[mx.nd.NDArray], fresh: bool = True) -> None:
         data._fresh_grad = fresh
 
 
-def having_gradients(parameters: Iterable) -> list[tuple[Any, list]]:
-    """Return the parameters that have gradients, with their pairs (data, gradient)."""
-    return [(p, list(zip(p._data, p._grad))) for p in parameters if p._data and p._grad]
-
-
 def copy_to_others(source: mx.nd.NDArray, arrays: Iterable) -> None:
     for array in arrays:
         if array is not source:
@@ -78,132 +84,151 @@ def copy_to_others(source: mx.nd.NDArray, arrays: Iterable) -> None:
 # ---- Parameters of parallel nets.
 
 
-class Replicas:
-    """A replacement for the method `_check_and_get` of a parallel net's parameter.
+class _Thread(threading.local):
+    sees_owners = False  # True while a trainer's step runs in the thread
 
-    Gluon calls this method to return one of the parameter's arrays, or gradients, to
-    the program. This array is called lent, because the program may write to it. The net
-    and its trainer call `collect_lent` before they use the parameter.
+
+_thread = _Thread()
+
+
+class ParallelParameter(_Parameter):
+    """A parameter of a parallel net. Its first array and first gradient own its value.
+
+    The methods that return an array are replaced, because each way from a program to an
+    array leads through them. A program that names no context gets the owner. An array
+    on another context is a copy, which is made when a device or a program asks for it.
+    So a program may change the owner at any time, and changes of copies are lost.
     """
 
-    contexts: Sequence  # the net's devices
-    arrays: Any  # the parameter's arrays in the latest call of `replicate`
+    is_summed: bool = False  # True if the first gradient is the whole batch's
+    _thread_state: Any  # its `contexts` are () unless the thread runs a net on a device
+    _is_lent: bool = False  # True if a program has the owner, so it may change at any time
+    _version: int = 0  # counts changes of the owner
+    _shared_version: int = 0  # the version that all copies have, or later ones
+    _copied: dict  # {index of a copy: its version}, of copies made alone
 
-    def __init__(self, parameter: Any, thread_state: Any) -> None:
-        self._parameter, self._thread_state = parameter, thread_state
-        self.is_summed = False  # True if each device has the whole batch's gradient
-        # {"_data" or "_grad": {context of a lent array: its value when it was lent}}.
-        # The value of the first one is None, because `collect` does not compare it.
-        self.lent: dict = {}
+    def data(self, ctx: Any = None, device: Any = None) -> Any:
+        place = device if ctx is None else ctx
+        if self._data and len(self._data) > 1 and not _thread.sees_owners:
+            contexts, is_on_device = _list_contexts(self), self._thread_state.contexts
+            if not is_on_device and not _called_by_gluon():
+                place = place or contexts[0]
+                if place == contexts[0]:
+                    self._lend()
+            index = _index(contexts, place or mx.context.current_context())
+            # Forward writes parameters without gradients, so on a device their copies
+            # could wait for work that waits for this device.
+            if index and not (is_on_device and self.grad_req == "null"):
+                copied = max(self._shared_version, self._copied.get(index, 0))
+                if copied != self._version:
+                    copy_owners([self], [index])
+        return super().data(place)
 
-    def __call__(self, arrays: Any, context: Any) -> Any:
-        parameter = self._parameter
-        get = type(parameter)._check_and_get
-        # Gluon passes the type `list` to get all arrays. `_thread_state.contexts` is
-        # empty except in threads that run the net on a device.
-        is_for_program = not self._thread_state.contexts and context is not list
-        if not is_for_program or not arrays or len(arrays) == 1:
-            return get(parameter, arrays, context)
-        kind = "_grad" if arrays is parameter._grad else "_data"
-        if context is None:
-            context = mx.context.current_context()  # as in Gluon
-            if context not in contexts_of(parameter):
-                context = self.contexts[0]
-            if context not in self.lent.get(kind, {context}):
-                collect_lent([parameter], kind)
-        array = get(parameter, arrays, context)
-        lent = self.lent.setdefault(kind, {})
-        if context not in lent:
-            with mx.autograd.pause():  # a copy that is recorded would stay in a graph
-                lent[context] = array.copy() if lent else None
-        return array
+    def list_data(self) -> list:
+        arrays = super().list_data()
+        if not _thread.sees_owners and not self._thread_state.contexts:
+            self._lend()
+            copy_owners([self])
+        return arrays
 
-    def value(self) -> mx.nd.NDArray:
+    def grad(self, ctx: Any = None, device: Any = None) -> Any:
+        place = device if ctx is None else ctx
+        if self._grad and not self._thread_state.contexts:
+            contexts = _list_contexts(self)
+            place = place or contexts[0]
+            if self.is_summed and place != contexts[0]:
+                copy_to_others(self._grad[0], self._grad)
+        return super().grad(place)
+
+    def list_grad(self) -> list:
+        gradients = super().list_grad()
+        if self.is_summed and len(gradients) > 1:
+            copy_to_others(gradients[0], gradients)
+        return gradients
+
+    def _lend(self):
+        self._is_lent = True
+        self._version += 1
+
+    def _check_and_get(self, arr_list: Any, ctx: Any) -> Any:
+        found = super()._check_and_get(arr_list, ctx)
+        return found[:1] if ctx is list and _thread.sees_owners else found
+
+    def _reduce(self) -> mx.nd.NDArray:
         """Return the value to save; Gluon's mean over contexts would round it."""
         mx.nd.waitall()  # oneDNN may change a weight's layout in pending work
-        parameter = self._parameter
-        arrays = type(parameter)._check_and_get(parameter, parameter._data, list)
-        on_first = [a for a in arrays if a.context == self.contexts[0]]
-        return (on_first or arrays)[0].copyto(mx.cpu())  # the parameter may have moved
-
-    def collect(self, kind: str) -> None:
-        """Find the lent array that the program has changed; copy it to all devices.
-
-        Changes of several arrays are assumed to be equal. The first array has no former
-        value to compare, so it is copied unless another one has changed.
-        """
-        arrays, source = getattr(self._parameter, kind) or (), None
-        lent = self.lent.pop(kind, None)
-        if lent is None:  # `kind` is "_grad"; the program may have changed data().grad
-            lent = dict.fromkeys(list(self.lent["_data"])[-1:])
-        for context, former in lent.items():
-            array = next((a for a in arrays if a.context == context), None)
-            if array is not None:  # else the parameter has been moved
-                if source is None or (array.asnumpy() != former.asnumpy()).any():
-                    source = array
-        if source is None:
-            return
-        with mx.autograd.pause():
-            copy_to_others(source, arrays)
-            array = source = None
-            # `arrays`, `a` and getrefcount's argument are three references to an array.
-            # If there are more, the program may still write to the array.
-            kept = [a for a in arrays if a.context in lent and sys.getrefcount(a) > 3]
-            if kept:
-                former = [None, *(a.copy() for a in kept[1:])]
-                self.lent[kind] = dict(zip((a.context for a in kept), former))
+        return super()._check_and_get(self._data, list)[0].copyto(mx.cpu())
 
 
-def replicate(parameter: Any, contexts: Sequence, thread_state: Any) -> bool:
-    """Add a dense parameter to a parallel net; return True if it belonged to none."""
-    if parameter._stype != "default":
-        return False
-    is_new = not is_replicated(parameter)
-    if is_new:
-        parameter._check_and_get = Replicas(parameter, thread_state)
-        parameter._reduce = parameter._check_and_get.value
-    replicas = parameter._check_and_get
-    replicas.contexts, replicas.arrays = contexts, parameter._data
-    return is_new
+_STATE = tuple(ParallelParameter.__annotations__)
 
 
-def set_summed(parameters: Iterable, summed: bool) -> None:
-    for parameter in parameters:
-        if isinstance(parameter._check_and_get, Replicas):
-            parameter._check_and_get.is_summed = summed
+@lru_cache(maxsize=None)
+def _parallel_class(cls):
+    return type(cls.__name__, (ParallelParameter, cls), {"__module__": cls.__module__})
 
 
-def undo_replicate(parameter: mx.gluon.Parameter) -> None:
-    for name in "_check_and_get", "_reduce":
-        vars(parameter).pop(name, None)
+def _index(contexts, context):
+    """Return the index of a context, or 0 for another one, which Gluon refuses."""
+    return contexts.index(context) if context in contexts else 0
+
+
+def _called_by_gluon():
+    """Return True if Gluon's Block, not the program, calls the caller's function.
+
+    A block asks for the arrays of the current context, which is its input's.
+    """
+    return sys._getframe(2).f_globals.get("__name__") == "mxnet.gluon.block"
+
+
+@contextmanager
+def changing_owners(parameters: Iterable) -> Iterator[None]:
+    """Show a trainer only the owners of parallel parameters, and note their changes."""
+    previous, _thread.sees_owners = _thread.sees_owners, True
+    try:
+        yield
+    finally:
+        _thread.sees_owners = previous
+        for parameter in parameters:
+            parameter._version += 1
+
+
+def stale_parameters(parameters: Iterable) -> list:
+    """Return the parallel parameters whose copies may differ from their owners."""
+    parallel = [p for p in parameters if isinstance(p, ParallelParameter)]
+    return [p for p in parallel if p._is_lent or p._shared_version != p._version]
+
+
+def copy_owners(parameters: Iterable, indices: Sequence[int] = ()) -> None:
+    """Make copies of the owners' values, by default all of them."""
+    was_recording = autograd.set_recording(False)
+    try:
+        for parameter in parameters:
+            arrays, version = parameter._data or (), parameter._version
+            for index in indices or range(1, len(arrays)):
+                copyto(arrays[0].as_nd_ndarray(), out=arrays[index].as_nd_ndarray())
+                parameter._copied[index] = version
+            if not indices:
+                parameter._shared_version = version
+    finally:
+        autograd.set_recording(was_recording)
 
 
 def is_replicated(parameter: Any) -> bool:
-    return isinstance(parameter._check_and_get, Replicas)
+    return isinstance(parameter, ParallelParameter)
 
 
-def not_replicated(parameters: Iterable, contexts: Sequence) -> list:
-    """Return the parameters whose arrays and contexts `replicate` has not stored."""
-    return [
-        p
-        for p in parameters
-        if not isinstance(p._check_and_get, Replicas)
-        or p._data is None
-        or p._check_and_get.arrays is not p._data
-        or p._check_and_get.contexts != contexts
-    ]
+def replicate(parameter: Any, thread_state: Any) -> None:
+    """Turn a dense parameter into a ParallelParameter."""
+    parameter.__class__ = _parallel_class(type(parameter))
+    parameter._thread_state = thread_state
+    parameter._copied = {}
+    parameter._is_lent = bool(parameter._data)  # the program may have an array already
 
 
-def is_summed(parameter: Any) -> bool:
-    return is_replicated(parameter) and parameter._check_and_get.is_summed
-
-
-def collect_lent(parameters: Iterable, kind: str = "_data") -> None:
-    getters = [parameter._check_and_get for parameter in parameters]
-    replicas = [get for get in getters if isinstance(get, Replicas)]
-    lent = [each for each in replicas if each.lent.keys() & {kind, "_data"}]
-    if lent and kind == "_data":
-        # oneDNN changes the layout of weights in place, in work that no copy waits for.
-        mx.nd.waitall()
-    for each in lent:
-        each.collect(kind)
+def undo_replicate(parameter: Any) -> None:
+    if is_replicated(parameter):
+        copy_owners([parameter])
+        parameter.__class__ = type(parameter).__bases__[1]
+        for name in _STATE:
+            vars(parameter).pop(name, None)

@@ -13,11 +13,19 @@ from ..arguments import (
     check_choice,
     check_contexts,
     check_int,
+    comma_list,
     short_repr,
     suggest_keywords,
 )
+from ..layer.finding import synchronized_layers
+from ..layer.graphs import watch_graphs
 from ..layer.synchronization import NONFINITE, Settings
-from ..mxnet_private.blocks import blocks_of, forget_graph, forget_graphs_with
+from ..mxnet_private.blocks import (
+    blocks_of,
+    forget_graph,
+    forget_graphs_with,
+    name_of,
+)
 from ..mxnet_private.parameters import (
     data_of,
     is_deferred,
@@ -130,13 +138,22 @@ def make_parallel(
     """
     check_block("net", net)
     contexts = check_contexts("ctx", ctx)
-    if is_parallel(net) and net.devices.contexts == contexts:
-        return net  # a cell of a notebook may run twice
-    check_not_parallel(net, "make_parallel")
     check_int("batch_axis", batch_axis)
     check_bool("sync_bn", sync_bn)
     check_bool("reset_ctx", reset_ctx)
     check_choice("nonfinite", nonfinite, NONFINITE)
+    arguments = contexts, sync_bn, batch_axis, nonfinite
+    if is_parallel(net) and net.forward.arguments == arguments:
+        return net  # a cell of a notebook may run twice
+    check_not_parallel(net, "make_parallel")
+    blocks = blocks_of(net)
+    for child in filter(is_parallel, blocks):
+        if child.devices.contexts != contexts:
+            raise ValueError(
+                f"{name_of(child)} is parallel over {comma_list(child.devices.contexts)} "
+                f"and {name_of(net)}, which contains it, over {comma_list(contexts)}. "
+                "Use the same contexts for both, or call revert_parallel with the child."
+            )
     if hasattr(net, "devices"):
         raise ValueError(
             "net must not have an attribute 'devices', because make_parallel sets it. "
@@ -149,7 +166,7 @@ def make_parallel(
                 move(parameter, contexts)
     settings = Settings(len(contexts), nonfinite=nonfinite) if sync_bn else None
     forward = ParallelForward(net, Devices(contexts), batch_axis, settings)
-    blocks = blocks_of(net)
+    forward.arguments = arguments
     forward.adopt_parameters(blocks)
     forward.convert_layers(blocks)
     net.apply(forget_graph)
@@ -158,6 +175,7 @@ def make_parallel(
     net.load_parameters = partial(_load_parameters, net, contexts)
     net.summary, net.devices = forward.summary, forward.devices
     forward.install()
+    watch_graphs()
     return net
 
 
@@ -209,6 +227,8 @@ def revert_parallel(net: mx.gluon.Block) -> mx.gluon.Block:
     for parameter in parameters:
         undo_replicate(parameter)
     steps.release_trainers(parameters)
+    for layer in synchronized_layers(net):  # make_parallel has set their num_devices
+        layer._sync.settings = layer._sync.settings._replace(num_devices=None)
     net.apply(forget_graph)
     return net
 

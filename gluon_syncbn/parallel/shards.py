@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any, Iterable, Sequence
@@ -10,19 +11,18 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from ..arguments import check_type, comma_list, pluralize
+from ..arguments import check_type, comma_list, short_repr
 from ..mxnet_private.arrays import (
-    add_n,
     array_of,
+    arrays_in,
     concat,
     flatten,
     rebuild,
+    slice_axis,
     to_context,
+    write_sum,
 )
 from ..mxnet_private.graphs import DTYPES, variables_behind
-
-_FIX = "Return one value per row, also from a loss inside the net."
-
 
 @dataclass(frozen=True)
 class Shards:
@@ -53,9 +53,8 @@ class Shards:
         leaves: Sequence,
         contexts: Sequence[mx.Context],
         axis: int,
-        limit: int | None = None,
     ) -> Shards:
-        """Split the first `limit` rows of `leaves`, which are the flattened `args`.
+        """Split the rows of `leaves`, which are the flattened `args`.
 
         Leaves without rows go to each context. Contexts that get no row are left out.
         """
@@ -64,7 +63,6 @@ class Shards:
             hasattr(x, "dtype") and len(getattr(x, "shape", ())) > 0 for x in leaves
         ]
         count = number_of_rows(compress(leaves, are_split), axis)
-        count = count if limit is None else min(count, limit)
         contexts = contexts[:count]
         bounds = share_bounds(count, len(contexts))
         columns, recorded = [], []
@@ -105,14 +103,18 @@ def split_rows(
     bounds: Sequence[tuple[int, int]],
 ) -> list[mx.nd.NDArray]:
     """Return each context's rows, from `begin` to `end`, without recording."""
-    shards, index = [], [slice(None)] * batch.ndim
-    is_array = isinstance(batch, mx.nd.NDArray)
-    rows: Any = batch
-    rows = rows.detach() if is_array else rows
+    is_array, is_np = isinstance(batch, mx.nd.NDArray), isinstance(batch, mx.np.ndarray)
+    index, shards = [slice(None)] * batch.ndim, []
+    rows: Any = batch.detach().as_nd_ndarray() if is_array else batch
     for context, (begin, end) in zip(contexts, bounds):
-        index[batch_axis] = slice(begin, end)
-        shard = rows[tuple(index)]
-        shards.append((to_context if is_array else array_of)(shard, context))
+        if is_array:
+            # MXNet's indexing would ask for the shape 20 times.
+            shard = slice_axis(rows, axis=batch_axis, begin=begin, end=end)
+            shard = to_context(shard, context)
+            shards.append(shard.as_np_ndarray() if is_np else shard)
+        else:
+            index[batch_axis] = slice(begin, end)
+            shards.append(array_of(rows[tuple(index)], context))
     return shards
 
 
@@ -127,7 +129,9 @@ def join_shards(shards: Sequence, axis: int | None, context: mx.Context) -> Any:
     if len(arrays) == 1:
         return arrays[0]
     if axis is None:
-        return add_n(*arrays)
+        total = mx.nd.empty(arrays[0].shape, context, arrays[0].dtype)
+        write_sum(arrays, total)
+        return total
     is_np = isinstance(arrays[0], mx.np.ndarray)
     return mx.np.concatenate(arrays, axis) if is_np else concat(*arrays, dim=axis)
 
@@ -184,23 +188,11 @@ def number_of_rows(arrays: Iterable, axis: int) -> int:
     return counts.pop()
 
 
-def describe_outputs(
-    outputs: Sequence, leaves: Sequence, shards: Shards, needs_rows: bool = True
-) -> str:
-    """Return the structure, types, dtypes and shapes that all devices' outputs have.
-
-    A star in a shape stands for the rows. Raise ValueError if the devices' outputs
-    differ, or if an array needs rows and does not have them.
-    """
+def check_outputs(outputs: Sequence, leaves: Sequence, shards: Shards) -> None:
+    """Raise ValueError unless the devices' outputs can be joined along the rows."""
     axis, found = shards.axis, []
-    for output, arrays, rows in zip(outputs, leaves, shards.rows):
-        texts = [_describe(leaf, axis, rows) for leaf in arrays]
-        for number, (leaf, text) in enumerate(zip(arrays, texts)):
-            if needs_rows and isinstance(leaf, mx.nd.NDArray) and "*" not in text:
-                raise ValueError(
-                    f"output {number} must have {rows} rows along axis {axis} like the "
-                    f"input, got shape {leaf.shape} on {leaf.context}. {_FIX}"
-                )
+    for output, items, rows in zip(outputs, leaves, shards.rows):
+        texts = [_describe(number, leaf, axis, rows) for number, leaf in enumerate(items)]
         found.append(str(rebuild(output, iter(texts))))
     for context, description in zip(shards.contexts, found):
         if description != found[0]:
@@ -209,23 +201,24 @@ def describe_outputs(
                 f"all devices, apart from the rows (*) along axis {axis}, got "
                 f"{found[0]} on {shards.contexts[0]} and {description} on {context}"
             )
-    return found[0]
 
 
-def check_independent_of_rows(description: str, other: str | None, rows: int) -> None:
-    """Raise ValueError if the outputs' description depends on the number of rows."""
-    if other not in (description, None):
-        raise ValueError(
-            "the outputs must have the same shapes for any number of rows (*), got "
-            f"{description} for {pluralize(rows, 'row')} on each device, {other} for "
-            f"another number of rows. {_FIX}"
-        )
-
-
-def _describe(leaf, axis, rows):
+def _describe(number, leaf, axis, rows):
+    """Return an output's type, dtype and shape, with a star for the rows."""
     if not isinstance(leaf, mx.nd.NDArray):
+        if isinstance(leaf, Iterator) or arrays_in(dict(getattr(leaf, "__dict__", {}))):
+            raise ValueError(
+                f"output {number} must be an array, or a list, tuple or dict of "
+                f"arrays, got an object with arrays of one device: {short_repr(leaf)}. "
+                "Return its arrays."
+            )
         return type(leaf).__name__
     shape = list(map(str, leaf.shape))
-    if -leaf.ndim <= axis < leaf.ndim and leaf.shape[axis] == rows:
-        shape[axis] = "*"
+    if not -leaf.ndim <= axis < leaf.ndim or leaf.shape[axis] != rows:
+        raise ValueError(
+            f"output {number} must have {rows} rows along axis {axis} like the input, "
+            f"got shape {leaf.shape} on {leaf.context}. Return one value per row, also "
+            "from a loss inside the net."
+        )
+    shape[axis] = "*"
     return f"{type(leaf).__name__} {np.dtype(leaf.dtype)} ({', '.join(shape)})"
