@@ -139,13 +139,6 @@ def to_context(array: mx.nd.NDArray, context: mx.Context) -> mx.nd.NDArray:
     return copied.as_np_ndarray() if isinstance(array, mx.np.ndarray) else copied
 
 
-def _reachable(array, context):
-    """Return an array that an operator of a context can read. CPUs share memory."""
-    if array.context.device_type == context.device_type != "gpu":
-        return array
-    return to_context(array, context)
-
-
 def write_sum(arrays: Sequence, out: mx.nd.NDArray, adds: bool = False) -> None:
     """Write the sum of arrays on any contexts into `out`, or add the sum to it."""
     context = out.context
@@ -153,8 +146,9 @@ def write_sum(arrays: Sequence, out: mx.nd.NDArray, adds: bool = False) -> None:
         arrays = [array.as_in_context(context) for array in arrays]
         mx.nd.add_n(*arrays, *([out] if adds else [])).copyto(out)
         return
-    out = out.as_nd_ndarray()
-    arrays = [_reachable(array.as_nd_ndarray(), context) for array in arrays]
+    out, arrays = out.as_nd_ndarray(), [array.as_nd_ndarray() for array in arrays]
+    if context.device_type == "gpu":  # CPU contexts read each other's arrays
+        arrays = [to_context(array, context) for array in arrays]
     if adds and arrays[0] is not out:
         arrays.insert(0, out)
     if len(arrays) > 1:

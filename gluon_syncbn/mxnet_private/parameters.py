@@ -107,6 +107,9 @@ class ParallelParameter(_Parameter):
     _shared_version: int = 0  # the version that all copies have, or later ones
     _copied: dict  # {index of a copy: its version}, of copies made alone
 
+    def __reduce__(self) -> tuple:  # the class has no name by which pickle finds it
+        return _make, (type(self).__bases__[1],), vars(self)
+
     def data(self, ctx: Any = None, device: Any = None) -> Any:
         place = device if ctx is None else ctx
         if self._data and len(self._data) > 1 and not _thread.sees_owners:
@@ -115,7 +118,8 @@ class ParallelParameter(_Parameter):
                 place = place or contexts[0]
                 if place == contexts[0]:
                     self._lend()
-            index = _index(contexts, place or mx.context.current_context())
+            place = place or mx.context.current_context()
+            index = contexts.index(place) if place in contexts else 0  # Gluon refuses
             # Forward writes parameters without gradients, so on a device their copies
             # could wait for work that waits for this device.
             if index and not (is_on_device and self.grad_req == "null"):
@@ -126,7 +130,9 @@ class ParallelParameter(_Parameter):
 
     def list_data(self) -> list:
         arrays = super().list_data()
-        if not _thread.sees_owners and not self._thread_state.contexts:
+        if _thread.sees_owners:
+            return arrays[:1]
+        if not self._thread_state.contexts:
             self._lend()
             copy_owners([self])
         return arrays
@@ -142,6 +148,8 @@ class ParallelParameter(_Parameter):
 
     def list_grad(self) -> list:
         gradients = super().list_grad()
+        if _thread.sees_owners:
+            return gradients[:1]
         if self.is_summed and len(gradients) > 1:
             copy_to_others(gradients[0], gradients)
         return gradients
@@ -150,14 +158,10 @@ class ParallelParameter(_Parameter):
         self._is_lent = True
         self._version += 1
 
-    def _check_and_get(self, arr_list: Any, ctx: Any) -> Any:
-        found = super()._check_and_get(arr_list, ctx)
-        return found[:1] if ctx is list and _thread.sees_owners else found
-
     def _reduce(self) -> mx.nd.NDArray:
         """Return the value to save; Gluon's mean over contexts would round it."""
         mx.nd.waitall()  # oneDNN may change a weight's layout in pending work
-        return super()._check_and_get(self._data, list)[0].copyto(mx.cpu())
+        return self._check_and_get(self._data, list)[0].copyto(mx.cpu())
 
 
 _STATE = tuple(ParallelParameter.__annotations__)
@@ -166,11 +170,6 @@ _STATE = tuple(ParallelParameter.__annotations__)
 @lru_cache(maxsize=None)
 def _parallel_class(cls):
     return type(cls.__name__, (ParallelParameter, cls), {"__module__": cls.__module__})
-
-
-def _index(contexts, context):
-    """Return the index of a context, or 0 for another one, which Gluon refuses."""
-    return contexts.index(context) if context in contexts else 0
 
 
 def _called_by_gluon():
@@ -191,6 +190,20 @@ def changing_owners(parameters: Iterable) -> Iterator[None]:
         _thread.sees_owners = previous
         for parameter in parameters:
             parameter._version += 1
+
+
+def mark_copies_fresh(parameter: Any, fresh: bool) -> None:
+    if parameter._grad:
+        mark_fresh(parameter._data[1:], fresh)
+
+
+def set_summed(parameters: Iterable, summed: bool) -> None:
+    """Set whether the next backward writes owners only, or each device's gradient."""
+    for parameter in parameters:
+        if isinstance(parameter, ParallelParameter) and parameter.is_summed != summed:
+            parameter.is_summed = summed
+            # A Trainer must find no old gradient but the owner's.
+            mark_copies_fresh(parameter, summed)
 
 
 def stale_parameters(parameters: Iterable) -> list:
@@ -224,6 +237,10 @@ def replicate(parameter: Any, thread_state: Any) -> None:
     parameter._thread_state = thread_state
     parameter._copied = {}
     parameter._is_lent = bool(parameter._data)  # the program may have an array already
+
+
+def _make(cls):
+    return object.__new__(_parallel_class(cls))
 
 
 def undo_replicate(parameter: Any) -> None:

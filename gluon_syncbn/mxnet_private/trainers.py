@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import partial
 from operator import attrgetter
-from typing import Any, Callable, Iterable
+from typing import Any, Callable, Iterable, Iterator
 
 import mxnet as mx
 
 from .arrays import write_sum
-from .parameters import ParallelParameter, trainer_of
+from .parameters import (
+    ParallelParameter,
+    copy_to_others,
+    mark_copies_fresh,
+    trainer_of,
+)
 
 parameters_of = attrgetter("_params")  # ordered by the optimizer's index
 updates_on_kvstore = attrgetter("_update_on_kvstore")  # False: on each device
@@ -44,21 +50,45 @@ def has_kvstore(trainer: mx.gluon.Trainer) -> bool:
 def update_owners(trainer: mx.gluon.Trainer) -> None:
     """Make a parallel net's trainer update the owners, not a local kvstore's weights.
 
-    A program cannot change weights of a kvstore. A trainer whose parameters all have
-    owners needs no local kvstore, and without one its net can be copied.
+    A program cannot change weights of a kvstore.
     """
+    if _has_owners(trainer):
+        trainer._kvstore_params["update_on_kvstore"] = False
+        if trainer._update_on_kvstore:
+            states = trainer._kvstore._updater.get_states()
+            for updater in trainer._updaters:
+                updater.set_states(states)
+        if trainer._kvstore:
+            trainer._reset_kvstore()
+
+
+def _has_owners(trainer):
     is_local = _is_local(trainer._kvstore_params["kvstore"])
-    parallel = parallel_parameters(trainer)
-    if not parallel or not is_local or trainer._contains_sparse_weight:
-        return
-    trainer._kvstore_params["update_on_kvstore"] = False
-    if len(parallel) == len(trainer._params):
-        trainer._kvstore_params["kvstore"] = None
-    if trainer._update_on_kvstore:
-        states = trainer._kvstore._updater.get_states()
-        for updater in trainer._updaters:
-            updater.set_states(states)
-    if trainer._kvstore:
+    return is_local and parallel_parameters(trainer) and not trainer._contains_sparse_weight
+
+
+@contextmanager
+def without_kvstore(trainer: mx.gluon.Trainer) -> Iterator[None]:
+    """Make a trainer choose no local kvstore if it has nothing to reduce.
+
+    A deep copy of a net copies its trainer, and a kvstore cannot be copied.
+    """
+    settings = trainer._kvstore_params
+    kvstore = settings["kvstore"]
+    if _has_owners(trainer) and len(parallel_parameters(trainer)) == len(trainer._params):
+        settings["kvstore"] = None
+    try:
+        yield
+    finally:
+        settings["kvstore"] = kvstore
+
+
+def use_replicas(trainer: mx.gluon.Trainer) -> None:
+    """Undo `update_owners`: copy the owners' optimizer states to all devices."""
+    first, *others = trainer._updaters
+    for other in others:
+        other.set_states(first.get_states())
+    if has_kvstore(trainer) and not trainer._distributed:
         trainer._reset_kvstore()
 
 
@@ -66,19 +96,28 @@ def parallel_parameters(trainer: mx.gluon.Trainer) -> list:
     return [p for p in trainer._params if isinstance(p, ParallelParameter)]
 
 
+def gradients_of(trainer: mx.gluon.Trainer) -> list:
+    """Return all gradients that backward writes, of parallel parameters the owners."""
+    return [
+        gradient
+        for p in trainer._params
+        for gradient in (p._grad or ())[: 1 if getattr(p, "is_summed", False) else None]
+    ]
+
+
 def sum_gradients(parameters: Iterable) -> None:
-    """Sum gradients that a `Devices.map` has left on the devices."""
+    """Sum the gradients of a `Devices.map`, in which each device has its own."""
     for parameter in parameters:
         if parameter._grad and not parameter.is_summed:
             write_sum(parameter._grad, parameter._grad[0])
-            parameter.is_summed = True
+            copy_to_others(parameter._grad[0], parameter._grad)
 
 
-def share_states(trainer: mx.gluon.Trainer) -> None:
-    """Copy the first device's optimizer states to the others, which have none."""
-    first, *others = trainer._updaters
-    for other in others:
-        other.set_states(first.get_states())
+def mark_used(parameters: Iterable) -> None:
+    """Mark the gradients of a `Devices.map` as old; Gluon marks the owner's only."""
+    for parameter in parameters:
+        if not parameter.is_summed:
+            mark_copies_fresh(parameter, False)
 
 
 def when_trainer_is_set(parameter: mx.gluon.Parameter, act: Callable) -> None:

@@ -10,12 +10,7 @@ from typing import Iterable
 import mxnet as mx
 
 from ..mxnet_private import trainers
-from ..mxnet_private.parameters import (
-    changing_owners,
-    gradients_of,
-    is_replicated,
-    trainer_of,
-)
+from ..mxnet_private.parameters import changing_owners, is_replicated, trainer_of
 from . import failures
 from .failures import warn
 from .interrupts import DeferredSignals
@@ -82,7 +77,7 @@ class _Guarded(mx.gluon.Trainer):
 
     def _init_kvstore(self):
         trainers.update_owners(self)
-        with changing_owners([]):  # otherwise `data` would lend all owners
+        with trainers.without_kvstore(self), changing_owners([]):
             super()._init_kvstore()
 
     def _init_params(self):
@@ -111,8 +106,9 @@ class _Guarded(mx.gluon.Trainer):
         if not trainers.updates_on_kvstore(self):  # else the reduction did the update
             _await_gradients(self)
         # An optimizer that draws random numbers would update each device differently.
-        with _queued_as_a_whole(self):
-            return super()._update(*args, **kwargs)
+        with _queued_as_a_whole(self) as parallel:
+            super()._update(*args, **kwargs)
+            trainers.mark_used(parallel)
 
 
 @contextmanager
@@ -129,11 +125,8 @@ def _await_gradients(trainer):
     If the program reads its loss, MXNet raises the layer's error and forgets it. Then
     it computes gradients from memory that was never written, without another error.
     """
-    for parameter in trainers.parameters_of(trainer):
-        # Backward writes only the owner of a parallel parameter's gradient.
-        is_parallel = is_replicated(parameter)
-        for gradient in gradients_of(parameter)[: 1 if is_parallel else None]:
-            gradient.wait_to_read()
+    for gradient in trainers.gradients_of(trainer):
+        gradient.wait_to_read()
     failures.raise_pending()
 
 

@@ -15,7 +15,6 @@ from mxnet import autograd
 
 from ..mxnet_private import graphs
 from ..mxnet_private.arrays import write_sum
-from ..mxnet_private.parameters import is_replicated
 from .recorded_call import calls_behind
 
 
@@ -71,8 +70,8 @@ def _run_calls(calls, leaves, backward):
 
     The inputs of a call may depend on variables of the caller. If so, all gradients of
     such variables are written by one more backward through the caller's graph, from
-    the heads and these inputs. Return the heads and these inputs, and for each place of
-    a gradient {key: (variable, index, parts)}, where the sum of the parts belongs.
+    the heads and these inputs. Return the heads and these inputs, and for each gradient
+    (call, variable, index of the gradient, arrays whose sum it is).
     """
     heads, gradients, mode = backward.heads, backward.gradients, backward.train_mode
     has_inputs, parts = any(call.inputs for call in calls), {}
@@ -84,10 +83,9 @@ def _run_calls(calls, leaves, backward):
     for call in calls:
         pairs, inputs, dxs = call.backward(cut_gradients, mode)
         for variable, gradient in pairs:
-            is_owned = call.splits_batch and is_replicated(variable.parameter)
-            index = 0 if is_owned else variable.index
+            index = 0 if call.splits_batch and variable.is_owned else variable.index
             key = id(variable.gradients), index
-            parts.setdefault(key, (variable, index, []))[-1].append(gradient)
+            parts.setdefault(key, (call, variable, index, []))[-1].append(gradient)
         if inputs:
             behind = _gradients_by_name(leaves, inputs, dxs, mode)
             for name, gradient in behind.items():
@@ -105,10 +103,23 @@ def _write(found, names):
 
     The caller's graph has already written the gradients of its variables `names`.
     """
-    for (parameter, arrays, gradients, own_names, _), index, parts in found:
-        adds = parameter.grad_req == "add" or own_names[index] in names
-        write_sum(parts, gradients[index], adds)
-        arrays[index]._fresh_grad = True
+    in_threads: dict = {}  # {devices of a plain loop: its gradients}
+
+    def write(items):
+        for (parameter, arrays, gradients, own_names, *_), index, parts in items:
+            adds = parameter.grad_req == "add" or own_names[index] in names
+            write_sum(parts, gradients[index], adds)
+            arrays[index]._fresh_grad = True
+
+    for call, *item in found:
+        key = None if call.splits_batch else call.devices
+        in_threads.setdefault(key, []).append(item)
+    write(in_threads.pop(None, ()))
+    # Operators share resources with others of the thread that queues them. In a loop
+    # one context's gradients may wait for another context's, whose backward comes later.
+    for devices, items in in_threads.items():
+        devices.map(write, [items])
+
 
 def _gradients_by_name(leaves, heads, gradients, train_mode):
     """Return the gradients of `leaves` by name, if heads depend on them."""

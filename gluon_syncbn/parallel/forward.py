@@ -30,6 +30,7 @@ from ..mxnet_private.parameters import (
     is_dense,
     is_replicated,
     replicate,
+    set_summed,
     stale_parameters,
 )
 from ..native import failures, steps
@@ -63,6 +64,8 @@ class ForwardOnDevices(ForwardReplacement):
         if len(leaves) > 1:
             check_outputs(outputs, leaves, shards)
         if call:
+            if shards.axis is not None:
+                set_summed(parameters, True)
             joined = call.join(leaves, self._variables.of(parameters))
         else:
             axis, (context, *_) = shards.axis, shards.contexts
@@ -110,9 +113,6 @@ class ParallelForward(ForwardOnDevices):
             layers = synchronized_layers(self.net)
             participants = only_participants(layers, shards.contexts)
         with participants:
-            if autograd.is_recording():
-                for parameter in parameters:
-                    parameter.is_summed = True
             output = self.run(self.devices, shards, parameters)
         now = blocks_of(self.net)
         if now != blocks and self._has_new_layers(now):
@@ -174,6 +174,7 @@ class ParallelForward(ForwardOnDevices):
         if is_dense(parameter) and not is_replicated(parameter):
             replicate(parameter, failures.here)
             steps.guard_trainers([parameter])
+        set_summed([parameter], False)  # new arrays have no gradient yet
 
     def _run_on_one_device(self, args):
         parameters = self.adopt_parameters(blocks_of(self.net))
@@ -181,8 +182,7 @@ class ParallelForward(ForwardOnDevices):
             copy_owners(stale_parameters(parameters))  # before any device runs the net
         if autograd.is_recording():
             # Backward sums no gradients over devices here, so a Trainer must sum them.
-            for parameter in parameters:
-                parameter.is_summed = False
+            set_summed(parameters, False)
         return self.run_replaced(*args)
 
     def _check_trace(self):

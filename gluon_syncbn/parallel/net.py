@@ -33,7 +33,7 @@ from ..mxnet_private.parameters import (
     trainer_of,
     undo_replicate,
 )
-from ..mxnet_private.trainers import share_states
+from ..mxnet_private.trainers import use_replicas
 from ..native import steps
 from .devices import Devices
 from .forward import ParallelForward, check_not_parallel, is_parallel
@@ -223,7 +223,7 @@ def revert_parallel(net: mx.gluon.Block) -> mx.gluon.Block:
     net.forward.remove()
     parameters = list(net.collect_params().values())
     for trainer in set(filter(None, map(trainer_of, parameters))):
-        share_states(trainer)
+        use_replicas(trainer)
     for parameter in parameters:
         undo_replicate(parameter)
     steps.release_trainers(parameters)

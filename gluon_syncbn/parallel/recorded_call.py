@@ -40,6 +40,7 @@ class Variable(NamedTuple):
     gradients: list
     names: list  # the arrays' names in graphs
     index: int  # the array's index in the lists
+    is_owned: bool  # True if the first gradient is the sum of all
 
 
 class Variables:
@@ -66,12 +67,12 @@ class Variables:
         return self._found
 
     def _add(self, parameter):
-        names = graphs.names_of(parameter._data)
+        names, is_owned = graphs.names_of(parameter._data), is_replicated(parameter)
         lists = parameter._data, parameter._grad, names
         for index, context in enumerate(contexts_of(parameter)):
-            variable = Variable(parameter, *lists, index)
+            variable = Variable(parameter, *lists, index, is_owned)
             self._found.setdefault(context, {})[names[index]] = variable
-            if index and is_replicated(parameter):
+            if index and is_owned:
                 self.copies[names[index]] = parameter
 
 
@@ -107,7 +108,7 @@ class RecordedCall:
     """A recorded call of a net. It lives as long as the graph of its outputs."""
 
     def __init__(self, net: mx.gluon.Block, devices: Devices, shards: Shards) -> None:
-        self._net, self._devices, self._shards = net, devices, shards
+        self._net, self.devices, self._shards = net, devices, shards
         self.splits_batch = shards.axis is not None
         # Backward uses these views as heads. MXNet accepts no variable as a head.
         self.inputs = [x.reshape(x.shape) for x, *_ in shards.recorded]
@@ -189,7 +190,7 @@ class RecordedCall:
 
         own = self._device_outputs, self._leaf_names, self._device_inputs
         contexts = self._shards.contexts
-        found = self._devices.map_first(backward_on, contexts, *own, self._variables)
+        found = self.devices.map_first(backward_on, contexts, *own, self._variables)
         self.heads = [head for heads, *_ in found for head in heads]
         inputs, gradients = [], []
         for number, (_, shards, axis) in enumerate(self._shards.recorded):
