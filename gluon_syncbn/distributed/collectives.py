@@ -25,13 +25,8 @@ from ..arguments import check_block, check_int, short_repr
 from ..layer.batch_norm import SyncBatchNorm
 from ..mxnet_private.arrays import array_of
 from ..mxnet_private.blocks import names_in, parameters_by_place
-from ..mxnet_private.parameters import (
-    copy_owners,
-    data_of,
-    is_deferred,
-    stale_parameters,
-    when_initialized,
-)
+from ..mxnet_private.owners import copy_owners, stale_parameters
+from ..mxnet_private.parameters import data_of, is_deferred, when_initialized
 from ..native import failures
 from ..native.interrupts import DeferredSignals
 from ..native.library import load

@@ -84,7 +84,7 @@ def watch_graphs() -> None:
         def _register_op_hook(self, *arguments: Any) -> None:
             super()._register_op_hook(*arguments)
             if self._for_training:
-                self._for_training._register_op_hook(*arguments)
+                base._register_op_hook(self._for_training, *arguments)
 
         def __call__(self, *inputs: Any, **options: Any) -> Any:
             if self._layers:

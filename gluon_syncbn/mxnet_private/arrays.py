@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import ctypes
 from functools import lru_cache, wraps
-from typing import Any, Callable, Iterable, Iterator, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np

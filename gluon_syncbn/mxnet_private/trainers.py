@@ -10,12 +10,8 @@ from typing import Any, Callable, Iterable, Iterator
 import mxnet as mx
 
 from .arrays import write_sum
-from .parameters import (
-    ParallelParameter,
-    copy_to_others,
-    mark_copies_fresh,
-    trainer_of,
-)
+from .owners import ParallelParameter, mark_copies_fresh
+from .parameters import copy_to_others, trainer_of
 
 parameters_of = attrgetter("_params")  # ordered by the optimizer's index
 updates_on_kvstore = attrgetter("_update_on_kvstore")  # False: on each device
@@ -64,7 +60,11 @@ def update_owners(trainer: mx.gluon.Trainer) -> None:
 
 def _has_owners(trainer):
     is_local = _is_local(trainer._kvstore_params["kvstore"])
-    return is_local and parallel_parameters(trainer) and not trainer._contains_sparse_weight
+    return (
+        is_local
+        and parallel_parameters(trainer)
+        and not trainer._contains_sparse_weight
+    )
 
 
 @contextmanager
@@ -75,7 +75,9 @@ def without_kvstore(trainer: mx.gluon.Trainer) -> Iterator[None]:
     """
     settings = trainer._kvstore_params
     kvstore = settings["kvstore"]
-    if _has_owners(trainer) and len(parallel_parameters(trainer)) == len(trainer._params):
+    if _has_owners(trainer) and len(parallel_parameters(trainer)) == len(
+        trainer._params
+    ):
         settings["kvstore"] = None
     try:
         yield

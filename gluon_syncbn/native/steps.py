@@ -10,7 +10,8 @@ from typing import Iterable
 import mxnet as mx
 
 from ..mxnet_private import trainers
-from ..mxnet_private.parameters import changing_owners, is_replicated, trainer_of
+from ..mxnet_private.owners import changing_owners, is_replicated
+from ..mxnet_private.parameters import trainer_of
 from . import failures
 from .failures import warn
 from .interrupts import DeferredSignals

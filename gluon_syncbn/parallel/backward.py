@@ -8,13 +8,13 @@ devices is written once.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 from mxnet import autograd
 
 from ..mxnet_private import graphs
-from ..mxnet_private.arrays import write_sum
+from ..mxnet_private.owners import write_gradients
 from .recorded_call import calls_behind
 
 
@@ -99,26 +99,16 @@ def _run_calls(calls, leaves, backward):
 
 
 def _write(found, names):
-    """Write the sum of each gradient's parts, or add it as grad_req says.
-
-    The caller's graph has already written the gradients of its variables `names`.
-    """
-    in_threads: dict = {}  # {devices of a plain loop: its gradients}
-
-    def write(items):
-        for (parameter, arrays, gradients, own_names, *_), index, parts in items:
-            adds = parameter.grad_req == "add" or own_names[index] in names
-            write_sum(parts, gradients[index], adds)
-            arrays[index]._fresh_grad = True
-
+    """Write the gradients of `_run_calls`; see `write_gradients`."""
+    by_devices: dict = {}  # {devices of a plain loop, or None: items}
     for call, *item in found:
         key = None if call.splits_batch else call.devices
-        in_threads.setdefault(key, []).append(item)
-    write(in_threads.pop(None, ()))
+        by_devices.setdefault(key, []).append(item)
+    write_gradients(by_devices.pop(None, ()), names)
     # Operators share resources with others of the thread that queues them. In a loop
     # one context's gradients may wait for another context's, whose backward comes later.
-    for devices, items in in_threads.items():
-        devices.map(write, [items])
+    for devices, items in by_devices.items():
+        devices.map(partial(write_gradients, names=names), [items])
 
 
 def _gradients_by_name(leaves, heads, gradients, train_mode):
@@ -130,5 +120,3 @@ def _gradients_by_name(leaves, heads, gradients, train_mode):
     variables = list(found.values())
     results = graphs.differentiate(heads, gradients, variables, True, train_mode)
     return dict(zip(found, results))
-
-

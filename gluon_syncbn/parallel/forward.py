@@ -24,21 +24,22 @@ from ..mxnet_private.blocks import (
     name_of,
     traced_block,
 )
-from ..mxnet_private.parameters import (
-    contexts_of,
+from ..mxnet_private.owners import (
+    Variables,
     copy_owners,
-    is_dense,
+    find_lists,
     is_replicated,
     replicate,
     set_summed,
     stale_parameters,
 )
+from ..mxnet_private.parameters import contexts_of, is_dense
 from ..native import failures, steps
 from ..native.failures import warn
 from .backward import replace_backward
 from .devices import Devices, inside_map
 from .participants import only_participants
-from .recorded_call import RecordedCall, Variables
+from .recorded_call import RecordedCall
 from .shards import Shards, check_outputs, join_shards
 
 
@@ -145,15 +146,11 @@ class ParallelForward(ForwardOnDevices):
         # Each call does this, because the net may have changed. Gluon's collect_params
         # would take as long as queueing a small net.
         found = dict.fromkeys(p for block in blocks for p in block.params.values())
-        lists, replaced = {}, False
-        for parameter in found:
-            data, gradients = self._lists.get(parameter, ((), None))
-            lists[parameter] = parameter._data, parameter._grad
-            if data is not parameter._data or gradients is not parameter._grad:
-                replaced = replaced or bool(data)
-                self._adopt(parameter)
-        self._lists = lists
-        if replaced:
+        former = self._lists
+        self._lists, changed = find_lists(found, former)
+        for parameter in changed:
+            self._adopt(parameter)
+        if any(former.get(parameter, (None,))[0] for parameter in changed):
             self.net.apply(forget_graph)
         return list(found)
 

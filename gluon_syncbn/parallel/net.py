@@ -26,12 +26,12 @@ from ..mxnet_private.blocks import (
     forget_graphs_with,
     name_of,
 )
+from ..mxnet_private.owners import undo_replicate
 from ..mxnet_private.parameters import (
     data_of,
     is_deferred,
     move,
     trainer_of,
-    undo_replicate,
 )
 from ..mxnet_private.trainers import use_replicas
 from ..native import steps
@@ -148,11 +148,12 @@ def make_parallel(
     check_not_parallel(net, "make_parallel")
     blocks = blocks_of(net)
     for child in filter(is_parallel, blocks):
-        if child.devices.contexts != contexts:
+        own = child.devices.contexts
+        if own != contexts:
             raise ValueError(
-                f"{name_of(child)} is parallel over {comma_list(child.devices.contexts)} "
-                f"and {name_of(net)}, which contains it, over {comma_list(contexts)}. "
-                "Use the same contexts for both, or call revert_parallel with the child."
+                f"ctx of {name_of(net)} must be {comma_list(own)}, like the ctx of its "
+                f"child {name_of(child)}, which is parallel, got {comma_list(contexts)}. "
+                "Call revert_parallel with the child, or pass the same contexts."
             )
     if hasattr(net, "devices"):
         raise ValueError(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import weakref
 from itertools import compress
-from typing import Any, Iterable, NamedTuple, Sequence
+from typing import Iterable, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -22,86 +22,25 @@ from mxnet import autograd
 from ..mxnet_private import graphs
 from ..mxnet_private.arrays import broadcast_add, flatten, to_context
 from ..mxnet_private.blocks import blocks_of, name_of
-from ..mxnet_private.parameters import contexts_of, data_of, is_replicated
+from ..mxnet_private.owners import check_no_copies
+from ..mxnet_private.parameters import data_of
 from ..native import failures
 from ..native.steps import list_alive
 from .devices import Devices
 from .shards import Shards, join_shards
 
 _calls = weakref.WeakValueDictionary()  # {id: RecordedCall} in the order of calls
-_of_nets = weakref.WeakValueDictionary()  # {id: Variables}
-
-
-class Variable(NamedTuple):
-    """A parameter's array on a device, as the graphs of a call know it."""
-
-    parameter: Any
-    arrays: list  # the parameter's arrays and gradients at the time of the call
-    gradients: list
-    names: list  # the arrays' names in graphs
-    index: int  # the array's index in the lists
-    is_owned: bool  # True if the first gradient is the sum of all
-
-
-class Variables:
-    """The variables of a net's parameters, found anew when arrays are replaced."""
-
-    def __init__(self) -> None:
-        self._lists: list = []  # the lists of arrays and gradients at the latest search
-        self._found: dict = {}
-        self.copies: dict = {}  # {name of an owner's copy: the parallel parameter}
-        _of_nets[id(self)] = self
-
-    def __reduce__(self) -> tuple:  # a deep copy of a net has other arrays
-        return Variables, ()
-
-    def of(self, parameters: Sequence) -> dict[mx.Context, dict[str, Variable]]:
-        """Return the variables of each context by name."""
-        lists = [x for p in parameters for x in (p._data, p._grad)]
-        is_known = len(lists) == len(self._lists)
-        if not is_known or any(a is not b for a, b in zip(lists, self._lists)):
-            self._lists, self._found, self.copies = lists, {}, {}
-            for parameter in parameters:
-                if parameter._grad:
-                    self._add(parameter)
-        return self._found
-
-    def _add(self, parameter):
-        names, is_owned = graphs.names_of(parameter._data), is_replicated(parameter)
-        lists = parameter._data, parameter._grad, names
-        for index, context in enumerate(contexts_of(parameter)):
-            variable = Variable(parameter, *lists, index, is_owned)
-            self._found.setdefault(context, {})[names[index]] = variable
-            if index and is_owned:
-                self.copies[names[index]] = parameter
 
 
 def calls_behind(heads: Iterable) -> tuple[list[RecordedCall], set[str]]:
     """Return the calls, the latest first, and the variables that heads depend on."""
     names, found = graphs.variables_behind(heads), []
-    _check_no_copies(names)
+    check_no_copies(names)
     for call in reversed(list_alive(_calls)):
         if not names.isdisjoint(call.cut_leaves):  # then search behind its inputs
             found.append(call)
             names |= graphs.variables_behind(call.inputs)
     return found, names
-
-
-def _check_no_copies(names):
-    """Raise ValueError if a loss depends on a copy of a parameter of a parallel net.
-
-    The caller's graph has such a copy only if the program kept an array that a device
-    computed. In a `Devices.map` each device has its own gradient, which is not summed.
-    """
-    for variables in list_alive(_of_nets):
-        for name, parameter in variables.copies.items():
-            if name in names and parameter.is_summed:
-                raise ValueError(
-                    "the loss depends on an array that a parallel net computed on one "
-                    "device and did not return, so the rows of other devices would not "
-                    f"count. The array depends on the copy of {parameter.name} on that "
-                    "device. Return the array from the net, with one value per row."
-                )
 
 
 class RecordedCall:
@@ -167,7 +106,9 @@ class RecordedCall:
         is_np = isinstance(shards[0], mx.np.ndarray)
         return output.as_np_ndarray() if is_np else output, names
 
-    def backward(self, cut_gradients: dict, train_mode: bool) -> tuple[list, list, list]:
+    def backward(
+        self, cut_gradients: dict, train_mode: bool
+    ) -> tuple[list, list, list]:
         """Run backward through each device's graph, in the device's thread.
 
         Return (variable, gradient) for each device's parameters, the inputs that have

@@ -24,6 +24,7 @@ from ..mxnet_private.arrays import (
 )
 from ..mxnet_private.graphs import DTYPES, variables_behind
 
+
 @dataclass(frozen=True)
 class Shards:
     """The arguments of a net's call, split over the devices that get rows."""
@@ -192,7 +193,9 @@ def check_outputs(outputs: Sequence, leaves: Sequence, shards: Shards) -> None:
     """Raise ValueError unless the devices' outputs can be joined along the rows."""
     axis, found = shards.axis, []
     for output, items, rows in zip(outputs, leaves, shards.rows):
-        texts = [_describe(number, leaf, axis, rows) for number, leaf in enumerate(items)]
+        texts = [
+            _describe(number, leaf, axis, rows) for number, leaf in enumerate(items)
+        ]
         found.append(str(rebuild(output, iter(texts))))
     for context, description in zip(shards.contexts, found):
         if description != found[0]:
