@@ -122,9 +122,10 @@ def names_of(arrays: Iterable) -> list[str | None]:
     return [None if s is None else s.list_outputs()[0] for s in symbols]
 
 
-def variables_behind(arrays: Iterable) -> set[str]:
-    """Return the names of all variables that arrays depend on."""
-    symbols = [symbol for symbol in symbols_of(arrays) if symbol is not None]
+def variables_behind(arrays: Iterable, symbols: Iterable | None = None) -> set[str]:
+    """Return the names of all variables that arrays, or their graphs, depend on."""
+    found = symbols_of(arrays) if symbols is None else symbols
+    symbols = [symbol for symbol in found if symbol is not None]
     names = mx.sym.Group(symbols).list_arguments() if symbols else []
     return {name for name in names if name.startswith("var")}
 

@@ -147,8 +147,10 @@ def stale_parameters(parameters: Iterable) -> list:
     return [p for p in parallel if p._is_lent or p._shared_version != p._version]
 
 
-def copy_owners(parameters: Iterable, indices: Sequence[int] = ()) -> None:
+def copy_owners(parameters: Sequence, indices: Sequence[int] = ()) -> None:
     """Make copies of the owners' values, by default all of them."""
+    if not parameters:
+        return
     was_recording = autograd.set_recording(False)
     try:
         for parameter in parameters:

@@ -66,15 +66,20 @@ class RecordedCall:
             outputs = list(map(_distinct_heads, outputs))
         self._device_outputs = outputs
         self._variables = [variables.get(c, {}) for c in self._shards.contexts]
-        own = zip(outputs, self._device_inputs, self._variables)
+        found = [graphs.symbols_of(each) for each in outputs]
+        own = zip(found, self._device_inputs, self._variables)
         have_variables = [self._check_variables(*each) for each in own]
-        joined = [self._join_output(shards, have_variables) for shards in zip(*outputs)]
+        joined = []
+        for shards, symbols in zip(zip(*outputs), zip(*found)):
+            pairs = zip(have_variables, symbols)
+            are_variables = [has and symbol is not None for has, symbol in pairs]
+            joined.append(self._join_output(shards, are_variables))
         self._leaf_names = list(zip(*(names for _, names in joined)))
         return [output for output, _ in joined]
 
-    def _check_variables(self, outputs, inputs, parameters):
-        """Return True if a device's graph has variables; raise if one is foreign."""
-        names = graphs.variables_behind(outputs)
+    def _check_variables(self, symbols, inputs, parameters):
+        """Return True if a device's graphs have variables; raise if one is foreign."""
+        names = graphs.variables_behind((), symbols)
         foreign = names - inputs.keys() - parameters.keys()
         if foreign:
             raise ValueError(
@@ -85,17 +90,19 @@ class RecordedCall:
             )
         return bool(names)
 
-    def _join_output(self, shards, have_variables):
+    def _join_output(self, shards, are_variables):
         """Return a joined output, and for each device the cut leaf's name or None."""
         axis, context = self._shards.axis, self._shards.contexts[0]
-        pairs = zip(have_variables, graphs.names_of(shards))
-        are_variables = [has_variables and bool(name) for has_variables, name in pairs]
         if not any(are_variables):
             return join_shards(shards, axis, context), [None] * len(shards)
-        detached = [shard.detach().as_nd_ndarray() for shard in shards]
-        leaves = [to_context(leaf, context) for leaf in detached]
-        variables = list(compress(leaves, are_variables))
-        gradients = [mx.nd.empty(x.shape, context, x.dtype) for x in variables]
+        leaves = [shard.detach().as_nd_ndarray() for shard in shards]
+        places = self._shards.contexts
+        if context.device_type == "gpu":
+            leaves = [to_context(leaf, context) for leaf in leaves]
+            places = [context] * len(leaves)
+        pairs = list(compress(zip(leaves, places), are_variables))
+        variables = [leaf for leaf, _ in pairs]
+        gradients = [mx.nd.empty(x.shape, place, x.dtype) for x, place in pairs]
         autograd.mark_variables(variables, gradients)
         names = graphs.names_of(leaves)
         self.cut_leaves.update((n, x) for n, x in zip(names, leaves) if n)
@@ -121,7 +128,10 @@ class RecordedCall:
             behind = graphs.variables_behind(heads)
             if not behind:
                 return [], [], {}
-            dys = [to_context(cut_gradients[names[k]], context) for k in reached]
+            dys = [cut_gradients[names[k]] for k in reached]
+            dys = [
+                dy if dy.context == context else to_context(dy, context) for dy in dys
+            ]
             variables = [parameters[name] for name in parameters if name in behind]
             xs = {name: x for name, x in inputs.items() if name in behind}
             arrays = [v.arrays[v.index] for v in variables] + list(xs.values())

@@ -104,19 +104,21 @@ def split_rows(
     bounds: Sequence[tuple[int, int]],
 ) -> list[mx.nd.NDArray]:
     """Return each context's rows, from `begin` to `end`, without recording."""
-    is_array, is_np = isinstance(batch, mx.nd.NDArray), isinstance(batch, mx.np.ndarray)
-    index, shards = [slice(None)] * batch.ndim, []
-    rows: Any = batch.detach().as_nd_ndarray() if is_array else batch
-    for context, (begin, end) in zip(contexts, bounds):
-        if is_array:
-            # MXNet's indexing would ask for the shape 20 times.
-            shard = slice_axis(rows, axis=batch_axis, begin=begin, end=end)
-            shard = to_context(shard, context)
-            shards.append(shard.as_np_ndarray() if is_np else shard)
-        else:
+    if not isinstance(batch, mx.nd.NDArray):
+        index: Any = [slice(None)] * batch.ndim
+        shards = []
+        for context, (begin, end) in zip(contexts, bounds):
             index[batch_axis] = slice(begin, end)
-            shards.append(array_of(rows[tuple(index)], context))
-    return shards
+            shards.append(array_of(batch[tuple(index)], context))
+        return shards
+    # MXNet's indexing would ask for the batch's shape 20 times.
+    rows, axis = batch.detach().as_nd_ndarray(), {"axis": batch_axis}
+    shards = [slice_axis(rows, begin=b, end=e, **axis) for b, e in bounds]
+    own = batch.context
+    if any(context != own for context in contexts):
+        shards = [to_context(x, context) for x, context in zip(shards, contexts)]
+    is_np = isinstance(batch, mx.np.ndarray)
+    return [shard.as_np_ndarray() for shard in shards] if is_np else shards
 
 
 def join_shards(shards: Sequence, axis: int | None, context: mx.Context) -> Any:
@@ -126,7 +128,9 @@ def join_shards(shards: Sequence, axis: int | None, context: mx.Context) -> Any:
     """
     if not isinstance(shards[0], mx.nd.NDArray):
         return shards[0]
-    arrays = [x if x.context == context else to_context(x, context) for x in shards]
+    arrays = shards
+    if len(arrays) == 1 or context.device_type == "gpu":
+        arrays = [to_context(x, context) for x in shards]
     if len(arrays) == 1:
         return arrays[0]
     if axis is None:
@@ -193,10 +197,9 @@ def check_outputs(outputs: Sequence, leaves: Sequence, shards: Shards) -> None:
     """Raise ValueError unless the devices' outputs can be joined along the rows."""
     axis, found = shards.axis, []
     for output, items, rows in zip(outputs, leaves, shards.rows):
-        texts = [
-            _describe(number, leaf, axis, rows) for number, leaf in enumerate(items)
-        ]
-        found.append(str(rebuild(output, iter(texts))))
+        texts = [_describe(k, leaf, axis, rows) for k, leaf in enumerate(items)]
+        is_leaf = len(items) == 1 and items[0] is output
+        found.append(texts[0] if is_leaf else str(rebuild(output, iter(texts))))
     for context, description in zip(shards.contexts, found):
         if description != found[0]:
             raise ValueError(
@@ -216,11 +219,12 @@ def _describe(number, leaf, axis, rows):
                 "Return its arrays."
             )
         return type(leaf).__name__
-    shape = list(map(str, leaf.shape))
-    if not -leaf.ndim <= axis < leaf.ndim or leaf.shape[axis] != rows:
+    sizes = leaf.shape
+    shape = list(map(str, sizes))
+    if not -len(sizes) <= axis < len(sizes) or sizes[axis] != rows:
         raise ValueError(
             f"output {number} must have {rows} rows along axis {axis} like the input, "
-            f"got shape {leaf.shape} on {leaf.context}. Return one value per row, also "
+            f"got shape {sizes} on {leaf.context}. Return one value per row, also "
             "from a loss inside the net."
         )
     shape[axis] = "*"
