@@ -107,7 +107,6 @@ class Synchronization:
     ) -> None:
         self.name, self.settings = name, settings
         self.original = original  # the class that reverting restores
-        self._is_isolated = False
         self.contexts: list = []
         self.norm_settings: dict = {}  # the settings of a BatchNorm
         self.parameters: Any = weakref.WeakSet()
@@ -143,8 +142,7 @@ class Synchronization:
         """
         self.contexts, self.norm_settings = list(contexts), dict(norm_settings)
         settings = self.settings
-        group = "process" if self._is_isolated else settings.group
-        ranks = ranks_of(group, self.name)
+        ranks = ranks_of(settings.group, self.name)
         options = (
             " ".join(map(str, contexts)).encode(),
             self.shared_name.encode(),
@@ -166,12 +164,6 @@ class Synchronization:
             given = LayerOptions(*options[:2], array, *options[3:])
             load().gluon_syncbn_set_options(self.key, given, restarts)
             self._native_options = options
-
-    def isolate(self, is_isolated: bool) -> None:
-        """Synchronize with no other process, or with all processes of `group` again."""
-        self._is_isolated = is_isolated
-        if self.norm_settings:
-            self.update(self.contexts, self.norm_settings)
 
     def warn_of_plain_loop(self, contexts: Sequence) -> None:
         """Warn once if the main thread calls a layer of several CPU contexts."""
@@ -198,7 +190,7 @@ class Synchronization:
         return world().size == 1 and self.settings.group != "process"
 
     def is_connected(self) -> bool:
-        """Return True if `group` has other connected processes, also while isolated."""
+        """Return True if `group` has other connected processes."""
         ranks = ranks_of(self.settings.group, self.name)
         return len(ranks or range(world().size)) > 1
 
