@@ -211,7 +211,6 @@ def _sum_in_place(arrays):
     sums = []
     with collectives("Trainer.step", memory=arrays) as requests:
         for array in arrays:
-            array.wait_to_read()
             sums.append(_memory(array))
             requests.append(world().comm.Iallreduce(MPI.IN_PLACE, sums[-1]))
     for array, values in zip(arrays, sums):

@@ -138,9 +138,10 @@ class Synchronization:
     ) -> None:
         """Pass all options to native code if one of them has changed.
 
-        A change with `restarts` also restarts the numbering of calls, so the caller
+        A change with `restarts` also makes the layer forget its devices, so the caller
         must first wait for all calls.
         """
+        watch_process()
         self.contexts, self.norm_settings = list(contexts), dict(norm_settings)
         settings = self.settings
         group = "process" if self._is_isolated else settings.group

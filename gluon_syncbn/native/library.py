@@ -82,6 +82,7 @@ _SIGNATURES = {  # src/c_api/ defines these functions
     "gluon_syncbn_longest_wait": (_double, []),
     "gluon_syncbn_note_time": (None, [_pointer, _pointer]),
     "gluon_syncbn_do_nothing": (None, [_pointer, _pointer]),
+    "gluon_syncbn_set_flag": (_int, [_pointer]),
     "gluon_syncbn_set_timeout": (None, [_double]),
     "gluon_syncbn_timeout": (_double, []),
     "gluon_syncbn_failure": (Text, []),
@@ -114,7 +115,7 @@ def mpi_path() -> Path:
 @functools.lru_cache(maxsize=None)
 def load() -> ctypes.CDLL:
     file = path()
-    if not file.exists():
+    if not os.path.exists(file):  # noqa: PTH110 - Path.exists raises for long names
         raise ImportError(
             f"{file} does not exist. Build it with {_BUILD}. If gluon_syncbn is "
             "installed, start Python outside the folder of its sources."

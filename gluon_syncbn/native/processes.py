@@ -55,7 +55,7 @@ def world() -> World:
 
 def _leave_at_exit():
     load().gluon_syncbn_distributed_leave()
-    failures.give_up("the Python interpreter exits")  # no operator uses MPI after this
+    failures.finish_work()  # no operator uses MPI after this
     # mpi4py finalizes MPI after all exit handlers. MPI_Finalize would occupy a
     # processor while it waits for all ranks, so this call waits for them first.
     load().gluon_syncbn_distributed_stop(failures.get_timeout())

@@ -74,7 +74,9 @@ class ForwardOnDevices(ForwardReplacement):
             replace_backward()
             failures.watch_process()
             call = RecordedCall(self.net, devices, shards, parameters)
-        outputs = devices.map_first(self.run_replaced, *zip(*shards.arguments))
+        trains = autograd.is_recording() or autograd.is_training()
+        arguments = zip(*shards.arguments)
+        outputs = devices.map_first(self.run_replaced, *arguments, tell_ranks=trains)
         leaves = [flatten(output) for output in outputs]
         check(outputs, leaves)
         if call:

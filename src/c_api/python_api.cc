@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 
@@ -76,8 +77,15 @@ SYNCBN_EXPORT(void, gluon_syncbn_wait_before_fork) { syncbn::WaitBeforeFork(); }
 
 // Creates a layer, which gluon_syncbn_release_layer releases. Returns null after an error.
 SYNCBN_EXPORT(void*, gluon_syncbn_create_layer, const char* key, const char* name) {
-  return CatchAll<void*>(
-      nullptr, [&] { return new std::shared_ptr<Layer>(syncbn::CreateLayer(key, name)); });
+  return CatchAll<void*>(nullptr, [&] {
+    // Threads that train together create their layers first, so none of them waits meanwhile.
+    static std::once_flag first;
+    std::call_once(first, [] {
+      syncbn::ReserveErrors();
+      syncbn::GuardForks();
+    });
+    return new std::shared_ptr<Layer>(syncbn::CreateLayer(key, name));
+  });
 }
 
 SYNCBN_EXPORT(void, gluon_syncbn_release_layer, void* layer) {
@@ -138,6 +146,12 @@ SYNCBN_EXPORT(void, gluon_syncbn_note_time, void* /*run_context*/, void* seconds
 
 // MXNet's engine runs this no-op between earlier and later work on the same arrays.
 SYNCBN_EXPORT(void, gluon_syncbn_do_nothing, void* /*run_context*/, void* /*parameter*/) {}
+
+// MXNet runs this on any thread when it deletes an operator whose graph owns an object of Python.
+SYNCBN_EXPORT(int, gluon_syncbn_set_flag, void* flag) {
+  static_cast<std::atomic<int>*>(flag)->store(1);
+  return 1;
+}
 
 // `locate` calls gluon_syncbn_tell_where with the lines that the program's threads execute.
 SYNCBN_EXPORT(void, gluon_syncbn_set_locator, void (*locate)()) { syncbn::SetLocator(locate); }

@@ -54,6 +54,14 @@ void Peers::Leave() {
   Broadcast({MessageKind::kLeave});
 }
 
+std::vector<int> Peers::Staying() const {
+  std::vector<int> staying;
+  for (int other = 0; other < size(); ++other) {
+    if (other != rank() && !PeerHasLeft(other)) staying.push_back(other);
+  }
+  return staying;
+}
+
 void Peers::Close() {
   if (!closed()) transport_->Close();
   closed_ = true;

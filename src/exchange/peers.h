@@ -39,6 +39,7 @@ class Peers {
   bool has_left() const { return has_left_; }
   bool PeerHasLeft(int rank) const { return left_.count(rank) > 0; }
   bool AllHaveLeft() const { return static_cast<int>(left_.size()) == size() - 1; }
+  std::vector<int> Staying() const;  // the other ranks that have not left
 
   void Close();
   // Returns true also in a fork and before Connect.

@@ -102,4 +102,9 @@ std::string EarlierFailureReport(const Key& key, const Device& device, const std
                 "stopped because of an earlier error: ", failure);
 }
 
+std::string StayingReport(int rank, const std::vector<int>& staying) {
+  return Concat("gluon_syncbn: rank ", rank, " has ended and waits until ", Ranks(staying),
+                " also end: busy, stopped or hanging. To end all ranks, end the launcher (mpirun).");
+}
+
 }  // namespace syncbn

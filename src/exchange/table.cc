@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <limits>
 #include <new>
 
 #include "core/error.h"
@@ -371,7 +372,7 @@ Table& Table::Get() {
 
 void Table::Connect(std::unique_ptr<Transport> transport) {
   Lock lock(mutex_);
-  transport->OnFinalize([this] { return Disconnect(0, kCloseSeconds); });
+  transport->OnFinalize([this] { return Disconnect(default_timeout, kCloseSeconds); });
   peers_.Connect(std::move(transport));
   // Another thread may have held the mutex at the fork.
   pthread_atfork(nullptr, nullptr, [] {
@@ -405,8 +406,13 @@ bool Table::Disconnect(double seconds, double seconds_after_failure) {
   Lock lock(mutex_);
   if (peers_.is_forked()) return true;
   Serve();
-  ServeUntil(&lock, failed_for_good_ ? seconds_after_failure : seconds,
-             [&] { return peers_.AllHaveLeft(); });
+  const auto ends = [&] { return failed_for_good_ || peers_.AllHaveLeft(); };
+  ServeUntil(&lock, seconds, ends);
+  if (!peers_.closed() && !ends()) {
+    std::fprintf(stderr, "%s\n", StayingReport(peers_.rank(), peers_.Staying()).c_str());
+    ServeUntil(&lock, std::numeric_limits<double>::infinity(), ends);
+  }
+  ServeUntil(&lock, seconds_after_failure, [&] { return peers_.AllHaveLeft(); });
   ServeUntil(&lock, kDeliverySeconds, [&] { return !peers_.Busy(); });
   peers_.Close();
   return !failed_for_good_ || peers_.AllHaveLeft();

@@ -112,9 +112,9 @@ class Table {
   void Connect(std::unique_ptr<Transport> transport);
   // Announces to other ranks that this process ends, and ends its exchanges with them.
   void Leave();
-  // Leaves, waits for all other ranks to leave, and closes the transport. The wait is at most
-  // `seconds`, or `seconds_after_failure` if there is a permanent failure. Returns false only if
-  // there is a permanent failure and a rank has not left.
+  // Leaves, waits for all other ranks to leave, and closes the transport. After `seconds` it prints
+  // which ranks have not left, and waits on, because a rank may be slow. After a permanent failure
+  // it waits at most `seconds_after_failure`. Returns false only if a rank then has not left.
   bool Disconnect(double seconds, double seconds_after_failure);
 
  protected:  // tests in simulated time call these

@@ -31,17 +31,27 @@ double SmallestSpread(DType dtype) {
   }
 }
 
+double Largest(DType dtype) {
+  if (dtype == DType::kFloat64) return std::numeric_limits<double>::max();
+  return dtype == DType::kFloat16 ? 65504 : std::numeric_limits<float>::max();
+}
+
 // Returns true if backward can compute z - beta from y in every channel. The error must be small
 // compared with `spread`, the standard deviation of z over the batch. If u is the relative rounding
 // error of y, z = f^-1(y) has an error of at most u |z|, so |beta| must not be much larger than
-// `spread`. SmallestSpread limits the error of elements of y that underflow.
+// `spread`. SmallestSpread limits the error of elements of y that underflow. If the slope is above
+// 1, y may overflow although z does not. No element of a batch deviates from the mean by more than
+// `spread` * sqrt(count); a count of 0 stands for an unknown distribution.
 bool CanReconstruct(const std::vector<double>& spread, const std::vector<double>& beta,
-                    const Activation& activation, DType dtype) {
+                    double count, const Activation& activation, DType dtype) {
   constexpr double kMaxShift = 8;  // limits |beta| / spread
-  const bool has_slope = activation.function != Function::kIdentity;
-  const double min = SmallestSpread(dtype) / (has_slope ? std::min(1.0, activation.slope) : 1.0);
+  const double slope = activation.function == Function::kIdentity ? 1 : activation.slope;
+  if (slope > 1 && count == 0) return false;
+  const double min = SmallestSpread(dtype) / std::min(1.0, slope);
+  const double max = slope > 1 ? Largest(dtype) / slope : std::numeric_limits<double>::infinity();
   for (size_t c = 0; c < spread.size(); ++c) {
-    const bool suffices = spread[c] >= min && std::fabs(beta[c]) <= kMaxShift * spread[c];
+    const bool suffices = spread[c] >= min && std::fabs(beta[c]) <= kMaxShift * spread[c] &&
+                          std::fabs(beta[c]) + spread[c] * std::sqrt(count) <= max;
     if (!suffices) return false;  // also for NaN
   }
   return true;
@@ -183,7 +193,9 @@ void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& saved, const Gradie
     for (size_t c = 0; c < channels && forward.count > 0; ++c) {
       const double inv_std = forward.inv_std[c];
       shift[c] = -forward.scale[c] * sums[c] / forward.count;
-      scale_xmu[c] = -forward.scale[c] * inv_std * inv_std * sums[channels + c] / forward.count;
+      // inv_std^3 would underflow or overflow before the sum balances it.
+      scale_xmu[c] =
+          -(forward.scale[c] * inv_std) * (inv_std * sums[channels + c]) / forward.count;
     }
     ElementwisePass pass{input};
     pass.scale_xmu = scale_xmu.data();
@@ -242,7 +254,8 @@ void SyncBatchNorm::KeepInputIfNeeded(const Layout& layout, const ForwardTensors
   if (!options_.from_output) return;
   state->keeps_x =
       tensors.y_mode != WriteMode::kWrite ||  // y was not written, or was added to other values
-      !CanReconstruct(state->spread, state->offset, options_.activation, tensors.y.dtype);
+      !CanReconstruct(state->spread, state->offset, state->count, options_.activation,
+                      tensors.y.dtype);
   if (state->keeps_x) {  // x still exists, because MXNet gives y other memory
     const size_t bytes = static_cast<size_t>(layout.Size()) * SizeOf(tensors.x.dtype);
     state->kept_x = backend_->Keep(tensors.x.data, bytes);
