@@ -11,6 +11,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "core/c_interface.h"
 #include "core/error.h"
@@ -62,7 +63,8 @@ syncbn::Options ToOptions(const LayerOptions& given) {
 
 }  // namespace
 
-SYNCBN_EXPORT(const char*, gluon_syncbn_interface) { return syncbn::Interface().c_str(); }
+// Python compares this hash of its declarations, library.py, with the file's hash at import.
+SYNCBN_EXPORT(const char*, gluon_syncbn_build_id) { return SYNCBN_BUILD_ID; }
 
 SYNCBN_EXPORT(const char*, gluon_syncbn_last_error) { return syncbn::last_error.c_str(); }
 
@@ -196,19 +198,22 @@ SYNCBN_EXPORT(int, gluon_syncbn_distributed_open, void* transport) {
   });
 }
 
-// Sets numbers[i] to its sum over all ranks. The n-th call of a rank with a name is summed with the
-// n-th calls of the other ranks with this name. All must have the same signature.
-SYNCBN_EXPORT(int, gluon_syncbn_distributed_sum, const char* name, const char* signature,
-              double* numbers, int64_t size, double timeout) {
+// Sets `all` to the `total` numbers of all ranks, in the order of ranks, valid until this thread's
+// next call. The n-th call of a rank with a name gathers from the n-th calls of the other ranks with
+// this name.
+SYNCBN_EXPORT(int, gluon_syncbn_distributed_gather, const char* name, const double* numbers,
+              int64_t size, double timeout, const double** all, int64_t* total) {
+  thread_local syncbn::Numbers gathered;
   return CatchAll([&] {
     syncbn::Contribution own;
     own.phase = syncbn::Phase::kCall;
     own.shared_name = name;
-    own.signature.text = signature;
+    own.signature.operation = syncbn::Operation::kConcat;
     own.numbers.assign(numbers, numbers + size);
     own.timeout_seconds = timeout;
-    const syncbn::Numbers sums = Table::Get().Contribute(own, nullptr);
-    std::copy(sums.begin(), sums.end(), numbers);
+    gathered = Table::Get().Contribute(std::move(own), nullptr);
+    *all = gathered.data();
+    *total = static_cast<int64_t>(gathered.size());
   });
 }
 

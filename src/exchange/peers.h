@@ -24,7 +24,7 @@ class Peers {
 
   // Returns the ranks that take part in an exchange, ascending, or none if only this process does.
   // An empty `group` means all ranks. Throws Error in a fork if other ranks take part.
-  std::vector<int> RanksOf(const std::vector<int>& group, const Key& key) const;
+  std::vector<int> RanksOf(std::vector<int> group, const Key& key) const;
 
   // Takes the next message. Returns false if none has arrived. Throws Error if it is invalid.
   bool Receive(int* from, Message* message);

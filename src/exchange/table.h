@@ -60,16 +60,15 @@ struct Members {
 
 struct Contribution {
   Phase phase = Phase::kForward;
-  Members* members = nullptr;  // null for a sum without a layer (Phase::kCall)
+  Members* members = nullptr;  // null for a gather without a layer (Phase::kCall)
   Device device{};
   std::vector<int64_t> shape{};
-  int64_t repeat = 0;  // how many backward calls of this forward call came before
   Signature signature{};
   Numbers numbers{};
   size_t devices = 1;                          // the number of the layer's devices in this process
   const std::set<Device>* expected = nullptr;  // the devices, if they are known; only for errors
   std::vector<int> ranks{};                    // ranks to synchronize, ascending; empty for all
-  std::string shared_name{};                   // the layer's or sum's name, equal on all ranks
+  std::string shared_name{};                   // the layer's or gather's name, equal on all ranks
   double timeout_seconds = 0;
 };
 
@@ -85,12 +84,14 @@ class Table {
  public:
   using Lock = std::unique_lock<std::mutex>;
 
+  explicit Table(int arity = 32) : arity_(arity) {}  // see exchange.h
+
   // The process's table is never destroyed, because operators may outlive static objects.
   static Table& Get();
 
   // Waits for all contributions and returns the reduced numbers. A forward call sets the ticket for
   // its backward calls. Throws Error.
-  Numbers Contribute(const Contribution& own, Ticket* ticket);
+  Numbers Contribute(Contribution&& own, Ticket* ticket);
 
   // Sets the devices of the next forward calls; none means all. No call may be pending.
   void SetParticipants(Members* members, const std::set<Device>& participants);
@@ -118,20 +119,23 @@ class Table {
   bool Disconnect(double seconds, double seconds_after_failure);
 
  protected:  // tests in simulated time call these
-  Waiting Arrive(const Contribution& own, Ticket* ticket, Time now);
+  using Shared = std::shared_ptr<Exchange>;
+  Waiting Arrive(Contribution&& own, Ticket* ticket, Time now);
   bool Serve();
   bool IsOver(Lock* lock, const Waiting& waiting, Time now);
 
   std::mutex mutex_;
-  std::map<Key, std::shared_ptr<Exchange>> exchanges_;  // pending
+  std::map<Key, Shared> exchanges_;  // pending
+  std::map<Key, int64_t> next_calls_;
   Peers peers_;
+  std::string failure_;
+  bool failed_for_good_ = false;
+  int64_t resets_ = 0;
 
  private:
-  using Shared = std::shared_ptr<Exchange>;
-
   // Returns the counter of the layer's calls. All layers share one counter if `key.is_local`.
   int64_t& NextCall(const Key& key) {
-    return next_calls_[{key.is_local, key.is_local ? "" : key.layer, key.phase, 0, 0}];
+    return next_calls_[{key.is_local, key.is_local ? "" : key.layer, key.phase}];
   }
 
   Ticket Enter(const Contribution& own, const Key& key);
@@ -139,7 +143,7 @@ class Table {
   Duration Patience(const Exchange& exchange) const;
   std::string MissingReport(const Waiting& waiting, double seconds, const std::string& where) const;
 
-  void Handle(int from, Message message);
+  void Handle(int from, Message&& message);
   void Advance(const Shared& exchange);
   void Finish(const Shared& exchange, Numbers result);
   void End(const Shared& exchange, const std::string& error);
@@ -151,12 +155,9 @@ class Table {
   template <typename Predicate>
   void ServeUntil(Lock* lock, double seconds, const Predicate& over);
 
-  std::map<Key, int64_t> next_calls_;
+  const int arity_;
   std::map<int, Key> latest_;  // {rank: key of the exchange to which it last contributed}
-  std::string failure_;
-  bool failed_for_good_ = false;
   bool notice_given_ = false;  // a warning about a long wait has been printed
-  int64_t resets_ = 0;
 };
 
 // The default timeout in seconds, longer than slow first steps (autotuning, a busy machine).

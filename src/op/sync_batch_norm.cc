@@ -107,10 +107,10 @@ std::vector<double> SyncBatchNorm::ReduceBatch(const Layout& layout, const Forwa
   pass.second = pass.first + channels;
   backend_->LocalMoments(pass);
 
-  CheckFinite(own, Concat("the shard of ", device_.Name()), "", tensors);
+  CheckFinite(own, &device_, tensors);
   const BatchMoments batch{
-      AllReduce(Phase::kForward, tensors.x, 0, std::move(own.numbers), &state->ticket)};
-  CheckFinite(batch, "the whole batch", ", although each shard has finite ones", tensors);
+      AllReduce(Phase::kForward, tensors.x, std::move(own.numbers), &state->ticket)};
+  CheckFinite(batch, nullptr, tensors);
   const bool is_skipped =
       options_.nonfinite == NonFinite::kSkip &&
       FirstNonFinite(batch, options_, tensors.running_mean, tensors.running_var);
@@ -184,8 +184,7 @@ void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& saved, const Gradie
     backend_->Write(dgamma.data(), out.dgamma_mode, out.dgamma);
 
     if (used_batch_) {  // also if this device needs no dx, because others wait for its sums
-      sums = AllReduce(Phase::kBackward, saved, forward.backward_calls++, std::move(sums),
-                       &forward.ticket);
+      sums = AllReduce(Phase::kBackward, saved, std::move(sums), &forward.ticket);
     }
     if (out.dx_mode == WriteMode::kNull) return;
 
@@ -206,8 +205,7 @@ void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& saved, const Gradie
   });
 }
 
-Numbers SyncBatchNorm::AllReduce(Phase phase, const Tensor& x, int64_t backward_calls, Numbers own,
-                                 Ticket* ticket) {
+Numbers SyncBatchNorm::AllReduce(Phase phase, const Tensor& x, Numbers own, Ticket* ticket) {
   const size_t axis = options_.axis < 0 ? options_.axis + x.shape.size() : options_.axis;
   const Operation operation = phase == Phase::kForward ? Operation::kMoments : Operation::kSum;
   Contribution contribution;
@@ -215,15 +213,14 @@ Numbers SyncBatchNorm::AllReduce(Phase phase, const Tensor& x, int64_t backward_
   contribution.members = &layer_->members;
   contribution.device = device_;
   contribution.shape = x.shape;
-  contribution.repeat = backward_calls;
-  contribution.signature = {operation, x.dtype, x.shape[axis], options_.axis, options_.epsilon, ""};
+  contribution.signature = {operation, x.dtype, x.shape[axis], options_.axis, options_.epsilon};
   contribution.numbers = std::move(own);
   contribution.devices = static_cast<size_t>(options_.num_devices);
   contribution.expected = &options_.contexts;
   contribution.ranks = options_.ranks;
   contribution.shared_name = options_.shared_name;
   contribution.timeout_seconds = options_.timeout > 0 ? options_.timeout : default_timeout.load();
-  return Table::Get().Contribute(contribution, ticket);
+  return Table::Get().Contribute(std::move(contribution), ticket);
 }
 
 void SyncBatchNorm::Fail(const std::string& text) {
@@ -232,13 +229,15 @@ void SyncBatchNorm::Fail(const std::string& text) {
   throw Error(text);
 }
 
-void SyncBatchNorm::CheckFinite(const BatchMoments& moments, const std::string& whose,
-                                const std::string& detail, const ForwardTensors& tensors) {
+void SyncBatchNorm::CheckFinite(const BatchMoments& moments, const Device* shard,
+                                const ForwardTensors& tensors) {
   if (options_.nonfinite != NonFinite::kRaise) return;
   const auto channel = FirstNonFinite(moments, options_, tensors.running_mean, tensors.running_var);
   if (!channel) return;
   Fail(Concat("SyncBatchNorm '", name_, "', forward: the mean or variance of channel ", *channel,
-              " of ", whose, " is not finite in ", Name(tensors.running_var.dtype), detail));
+              " of ", shard != nullptr ? "the shard of " + shard->Name() : "the whole batch",
+              " is not finite in ", Name(tensors.running_var.dtype),
+              shard != nullptr ? "" : ", although each shard has finite ones"));
 }
 
 int64_t SyncBatchNorm::ValidRows(const Layout& layout, const Tensor& rows) const {

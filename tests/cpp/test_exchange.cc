@@ -4,6 +4,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -57,7 +58,7 @@ void Train(int num_ranks, int size) {
             ContributionOf(&ranks[rank_here]->layers[layer], id, number(rank_here, id));
         own.phase = step % 2 == 0 ? Phase::kForward : Phase::kBackward;
         own.devices = size;
-        const Numbers sum = ranks[rank_here]->Contribute(own, &ticket);
+        const Numbers sum = ranks[rank_here]->Contribute(std::move(own), &ticket);
         CHECK_EQ(sum[0], expected, "step ", step);
       }
     });
@@ -69,7 +70,7 @@ void Train(int num_ranks, int size) {
       own.devices = size;
       Ticket ticket;
       if (thread == 0) rank->Fail("the ship sinks", true);
-      rank->Contribute(own, &ticket);
+      rank->Contribute(std::move(own), &ticket);
     });
     CheckHas(text, "the ship sinks");
   });
@@ -95,9 +96,9 @@ struct OneRank : Rank {
   }
 
   // A device arrives and does not wait.
-  Waiting Arrive(const Contribution& own, Ticket* ticket = nullptr) {
+  Waiting Arrive(Contribution own, Ticket* ticket = nullptr) {
     Ticket scratch;
-    return Rank::Arrive(own, ticket == nullptr ? &scratch : ticket, Time());
+    return Rank::Arrive(std::move(own), ticket == nullptr ? &scratch : ticket, Time());
   }
   void Call(const std::vector<int>& ids, Ticket* tickets = nullptr) {
     for (const int id : ids)

@@ -82,8 +82,9 @@ from gluon_syncbn.parallel import recorded_call
 
 net = gluon_syncbn.make_parallel(nn.Dense(1, in_units=3), contexts)
 net.initialize()
-calls, record = [], graphs._LIB.MXCustomFunctionRecord
-graphs._LIB.MXCustomFunctionRecord = lambda *args: calls.append(args[-1]) or record(*args)
+calls, library = [], graphs._LIB
+record = library.MXCustomFunctionRecord
+library.MXCustomFunctionRecord = lambda *args: calls.append(args[-1]) or record(*args)
 with autograd.record():
     loss = net(nd.ones((4, 3)))
 callbacks = calls[0]._obj
