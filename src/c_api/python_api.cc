@@ -199,8 +199,8 @@ SYNCBN_EXPORT(int, gluon_syncbn_distributed_open, void* transport) {
 }
 
 // Sets `all` to the `total` numbers of all ranks, in the order of ranks, valid until this thread's
-// next call. The n-th call of a rank with a name gathers from the n-th calls of the other ranks with
-// this name.
+// next call. The n-th call of a rank with a name gathers from the n-th calls of the other ranks
+// with this name.
 SYNCBN_EXPORT(int, gluon_syncbn_distributed_gather, const char* name, const double* numbers,
               int64_t size, double timeout, const double** all, int64_t* total) {
   thread_local syncbn::Numbers gathered;

@@ -3,8 +3,8 @@
 // The ranks form a tree, and each rank's devices are leaves of it. A rank reduces the numbers of
 // its devices and child ranks in the order of ranks and devices, and sends the result to its
 // parent. The root sends the total back. If there are at most `arity` ranks (32, fewer in a test),
-// the first is the parent of the others. More ranks form groups of so many neighbours, and the first
-// ranks of the groups form such a tree again.
+// the first is the parent of the others. More ranks form groups of so many neighbours, and the
+// first ranks of the groups form such a tree again.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -37,8 +37,8 @@ struct Key {
   bool is_local = false;  // no other rank takes part or sees the key
   std::string layer;      // the name of the layer or call, equal on all ranks
   Phase phase = Phase::kForward;
-  // The number of the forward call. Its backward calls have the same number, because a device begins
-  // a further one only after all have completed the one before.
+  // The number of the forward call. Its backward calls have the same number, because a device
+  // begins a further one only after all have completed the one before.
   int64_t call = 0;
 
   std::string Title() const;  // "SyncBatchNorm 'norm0', forward"

@@ -14,7 +14,7 @@
 namespace syncbn {
 namespace {
 
-constexpr uint64_t kMark = 0x53424e39;            // change it with the format
+constexpr uint64_t kMark = 0x53424e39;  // change it with the format
 constexpr int64_t kMostCalls = int64_t{1} << 53;
 
 [[noreturn]] void Refuse() {

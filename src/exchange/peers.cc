@@ -40,7 +40,8 @@ void Peers::Send(int to, const Message& message) {
 void Peers::Broadcast(const Message& message) {
   for (int to = 0; to < size(); ++to) {
     // A rank that has left waits only for the other ranks' kLeave messages.
-    if (to == rank() || (PeerHasLeft(to) && !std::holds_alternative<LeaveMessage>(message))) continue;
+    if (to == rank() || (PeerHasLeft(to) && !std::holds_alternative<LeaveMessage>(message)))
+      continue;
     try {
       Send(to, message);
     } catch (const Error&) {

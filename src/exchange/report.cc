@@ -21,9 +21,9 @@ std::string Ranks(const std::vector<int>& ranks) {
 
 std::string Text(const Terms& terms, bool of_device) {
   const Signature& signature = terms.signature;
-  const std::string text = Concat("channels=", signature.channels, ", dtype=",
-                                  Name(signature.dtype), ", axis=", signature.axis,
-                                  ", epsilon=", signature.epsilon);
+  const std::string text =
+      Concat("channels=", signature.channels, ", dtype=", Name(signature.dtype),
+             ", axis=", signature.axis, ", epsilon=", signature.epsilon);
   return of_device
              ? Concat(terms.place.device.Name(), " has ", text, ", num_devices=", terms.devices)
              : Concat("rank ", terms.place.rank, " has ", text, " and synchronizes ",

@@ -405,18 +405,26 @@ void Table::Leave() {
 bool Table::Disconnect(double seconds, double seconds_after_failure) {
   Leave();
   Lock lock(mutex_);
-  if (peers_.is_forked()) return true;
-  Serve();
-  const auto ends = [&] { return failed_for_good_ || peers_.AllHaveLeft(); };
-  ServeUntil(&lock, seconds, ends);
-  if (!peers_.closed() && !ends()) {
-    std::fprintf(stderr, "%s\n", StayingReport(peers_.rank(), peers_.Staying()).c_str());
-    ServeUntil(&lock, std::numeric_limits<double>::infinity(), ends);
-  }
-  ServeUntil(&lock, seconds_after_failure, [&] { return peers_.AllHaveLeft(); });
+  Departure departure{ToDuration(seconds), ToDuration(seconds_after_failure), Clock::now(),
+                      Clock::now()};
+  const double forever = std::numeric_limits<double>::infinity();
+  ServeUntil(&lock, forever, [&] { return MayClose(&departure, Clock::now()); });
   ServeUntil(&lock, kDeliverySeconds, [&] { return !peers_.Busy(); });
   peers_.Close();
   return !failed_for_good_ || peers_.AllHaveLeft();
+}
+
+// Returns true if a rank that has left need not wait for the others any longer.
+bool Table::MayClose(Departure* departure, Time now) {
+  Serve();
+  if (peers_.closed() || peers_.AllHaveLeft()) return true;
+  if (failed_for_good_) return now - departure->healthy >= departure->patience_after_failure;
+  departure->healthy = now;
+  if (!departure->is_reported && now - departure->start >= departure->patience) {
+    departure->is_reported = true;
+    std::fprintf(stderr, "%s\n", StayingReport(peers_.rank(), peers_.Staying()).c_str());
+  }
+  return false;
 }
 
 template <typename Predicate>

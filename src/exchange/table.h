@@ -80,6 +80,13 @@ struct Waiting {
   Time start, deadline;
 };
 
+// The wait of a rank that has left for the other ranks.
+struct Departure {
+  Duration patience, patience_after_failure;
+  Time start, healthy;  // `healthy` is the latest time without a permanent failure
+  bool is_reported = false;
+};
+
 class Table {
  public:
   using Lock = std::unique_lock<std::mutex>;
@@ -123,6 +130,7 @@ class Table {
   Waiting Arrive(Contribution&& own, Ticket* ticket, Time now);
   bool Serve();
   bool IsOver(Lock* lock, const Waiting& waiting, Time now);
+  bool MayClose(Departure* departure, Time now);
 
   std::mutex mutex_;
   std::map<Key, Shared> exchanges_;  // pending

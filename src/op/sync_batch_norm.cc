@@ -193,8 +193,7 @@ void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& saved, const Gradie
       const double inv_std = forward.inv_std[c];
       shift[c] = -forward.scale[c] * sums[c] / forward.count;
       // inv_std^3 would underflow or overflow before the sum balances it.
-      scale_xmu[c] =
-          -(forward.scale[c] * inv_std) * (inv_std * sums[channels + c]) / forward.count;
+      scale_xmu[c] = -(forward.scale[c] * inv_std) * (inv_std * sums[channels + c]) / forward.count;
     }
     ElementwisePass pass{input};
     pass.scale_xmu = scale_xmu.data();
