@@ -297,6 +297,58 @@ TEST(ResultsThatAreRefused) {
   CHECK(Refuses(1, 0, result(1), &pair), "the receiver has no parent and has sent nothing");
 }
 
+// The receiver tells all ranks, also of a message that no version sends.
+TEST(ProtocolErrorsAreToldToAllRanks) {
+  Rank receiver = RankOf(0);
+  receiver.Handle(1, Bytes(9));
+  for (int rank = 1; rank < 4; ++rank) CHECK_EQ(receiver.network->queues[rank].size(), 1u);
+  Rank other = RankOf(0);
+  const Waiting waiting = Begin(&other, {});
+  CheckHas(other.Handle(2, Encode(syncbn::FailMessage{"the ship sinks"})), "on rank 2: the ship");
+  CHECK(waiting.exchange->over);
+  CHECK(other.network->queues[1].empty());  // rank 2 has told it
+}
+
+// The error has the values of the two places that differ.
+TEST(SignaturesThatDiffer) {
+  Rank receiver = RankOf(1);
+  Contribution own = ContributionOf(&receiver.layers[0]);
+  own.signature.epsilon = 0.5;
+  Ticket ticket;
+  receiver.Arrive(std::move(own), &ticket, Time());
+  PartMessage part = PartOf({});
+  part.ranks = {0, 1};
+  Rank root = RankOf(0);
+  root.Handle(1, Encode(part));
+  own = ContributionOf(&root.layers[0]);
+  own.signature.epsilon = 0.5;
+  own.ranks = {0, 1};
+  const std::string text = ErrorOf([&] { root.Arrive(std::move(own), &ticket, Time()); });
+  CheckHas(text, "rank 1 has channels=1, dtype=float32, axis=0, epsilon=0 and synchronizes");
+  CheckHas(text, "but rank 0 has channels=1, dtype=float32, axis=0, epsilon=0.5");
+  // The part of rank 1 has its epsilon.
+  Rank parent = RankOf(0);
+  const std::string error = parent.Handle(1, receiver.network->queues[0].front().second);
+  CHECK_EQ(error, "");
+  own = ContributionOf(&parent.layers[0]);
+  CheckHas(ErrorOf([&] { parent.Arrive(std::move(own), &ticket, Time()); }), "epsilon=0.5");
+}
+
+TEST(SendsThatFail) {
+  struct Broken : LocalTransport {
+    using LocalTransport::LocalTransport;
+    void Send(int, Bytes) override { throw syncbn::Error("no cable"); }
+  };
+  struct BrokenRank : syncbn::Table {
+    BrokenRank() { Connect(std::make_unique<Broken>(std::make_shared<Network>(2), 1)); }
+    using Table::Arrive;
+  } rank;
+  syncbn::Members layer("all");
+  Ticket ticket;
+  CHECK_EQ(ErrorOf([&] { rank.Arrive(ContributionOf(&layer), &ticket, Time()); }),
+           "sending to rank 0 failed: no cable");
+}
+
 TEST(GroupsThatDiffer) {
   Rank receiver = RankOf(0);
   Begin(&receiver, {0, 1});

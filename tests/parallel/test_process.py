@@ -326,6 +326,7 @@ mx.nd.waitall()
 
 
 STOPPED = """
+import time
 gluon_syncbn.set_timeout(3)
 push_step()  # later calls do not trace the net
 mx.nd.waitall()
@@ -335,6 +336,7 @@ def late(x):
         stop = 'sleep 0.5; kill -STOP $PPID; sleep 4; kill -CONT $PPID'
         # close_fds=False avoids a fork, whose handler would first wait for cpu(0).
         subprocess.run(['/bin/sh', '-c', stop], close_fds=False)
+        time.sleep(1)  # 1.5 s without the stop
     return net(x)
 
 with autograd.train_mode():
