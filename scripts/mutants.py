@@ -23,7 +23,7 @@ NATIVE = ("test_exchange", "test_ranks", "test_schedules", "test_op")
 # The first folder that fits has the nearest tests: native ones, then files for pytest.
 NEAREST = [
     ("src/exchange/mpi_transport.cc", (), ["tests/distributed"]),
-    ("src/exchange", NATIVE[:3], ["tests/distributed/test_distributed_process.py"]),
+    ("src/exchange", NATIVE[:3], []),
     ("src/op", NATIVE[3:], ["tests/layer", "tests/parallel/test_every_kind.py"]),
     ("src/mxnet", (), ["tests/layer", "tests/parallel/test_errors.py"]),
     ("gluon_syncbn/distributed", (), ["tests/distributed"]),
