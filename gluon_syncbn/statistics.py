@@ -27,7 +27,7 @@ from .native.library import load
 from .native.processes import world
 from .parallel.devices import Devices
 from .parallel.forward import is_parallel
-from .parallel.replicas import only_participants
+from .parallel.participants import only_participants
 from .parallel.shards import Shards, check_array
 
 

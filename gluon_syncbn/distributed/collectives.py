@@ -26,6 +26,7 @@ from ..arguments import check_block, check_int, short_repr
 from ..layer.batch_norm import SyncBatchNorm
 from ..mxnet_private.arrays import array_of
 from ..mxnet_private.blocks import names_in, parameters_by_place, settings_of
+from ..mxnet_private.owners import copy_owners, stale_parameters
 from ..mxnet_private.parameters import data_of, is_deferred, when_initialized
 from ..native import failures
 from ..native.interrupts import DeferredSignals
@@ -297,6 +298,8 @@ def check_replicas(net: mx.gluon.Block) -> None:
     check_block("net", net)
     mx.nd.waitall()
     found = {n: p for n, p in net.collect_params().items() if data_of(p)}
+    copy_owners(stale_parameters(found.values()))
+    mx.nd.waitall()
     faults = itertools.starmap(_difference_of_contexts, found.items())
     for fault in allgather(next(filter(None, faults), ""), "check_replicas"):
         if fault:

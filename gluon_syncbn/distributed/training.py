@@ -202,8 +202,10 @@ class Trainer(mx.gluon.Trainer):
 
 def _zero_stale(parameter):
     """Zero gradients that backward has not written; return True if it wrote any."""
-    found = False
-    for data, gradient in zip(data_of(parameter), gradients_of(parameter)):
+    found, pairs = False, list(zip(data_of(parameter), gradients_of(parameter)))
+    if getattr(parameter, "is_summed", False):
+        pairs = pairs[:1]  # the first gradient is the sum of all
+    for data, gradient in pairs:
         if is_fresh(data):
             found = True
         else:

@@ -106,7 +106,6 @@ class Synchronization:
     ) -> None:
         self.name, self.settings = name, settings
         self.original = original  # the class that reverting restores
-        self._is_isolated = False
         self.contexts: list = []
         self.norm_settings: dict = {}  # the settings of a BatchNorm
         self.parameters: Any = weakref.WeakSet()
@@ -143,8 +142,7 @@ class Synchronization:
         watch_process()
         self.contexts, self.norm_settings = list(contexts), dict(norm_settings)
         settings = self.settings
-        group = "process" if self._is_isolated else settings.group
-        ranks = _ranks_of(group)
+        ranks = _ranks_of(settings.group)
         options = (
             " ".join(map(str, contexts)).encode(),
             self.shared_name.encode(),
@@ -170,11 +168,6 @@ class Synchronization:
     def share_as(self, shared_name: str) -> None:
         """Set the name by which other processes find the layer."""
         self.shared_name = shared_name
-        self.isolate(self._is_isolated)  # passes it to native code
-
-    def isolate(self, is_isolated: bool) -> None:
-        """Synchronize with no other process, or with all processes of `group` again."""
-        self._is_isolated = is_isolated
         if self.norm_settings:
             self.update(self.contexts, self.norm_settings)
 
@@ -203,7 +196,7 @@ class Synchronization:
         return world().size == 1 and self.settings.group != "process"
 
     def is_connected(self) -> bool:
-        """Return True if `group` has other connected processes, also while isolated."""
+        """Return True if `group` has other connected processes."""
         ranks = _ranks_of(self.settings.group)
         return len(ranks or range(world().size)) > 1
 

@@ -122,32 +122,19 @@ def names_of(arrays: Iterable) -> list[str | None]:
     return [None if s is None else s.list_outputs()[0] for s in symbols]
 
 
-def variables_behind(arrays: Iterable) -> set[str]:
-    """Return the names of all variables that arrays depend on."""
-    symbols = [symbol for symbol in symbols_of(arrays) if symbol is not None]
+def variables_behind(arrays: Iterable, symbols: Iterable | None = None) -> set[str]:
+    """Return the names of all variables that arrays, or their graphs, depend on."""
+    found = symbols_of(arrays) if symbols is None else symbols
+    symbols = [symbol for symbol in found if symbol is not None]
     names = mx.sym.Group(symbols).list_arguments() if symbols else []
     return {name for name in names if name.startswith("var")}
 
 
-def operators_behind(arrays: Iterable) -> list[int]:
-    """Return the numbers of all operators that arrays depend on."""
-    symbols = [symbol for symbol in symbols_of(arrays) if symbol is not None]
-    if not symbols:
-        return []
-    names = mx.sym.Group(symbols).get_internals().list_outputs()
-    return [int(name.split("_")[1]) for name in names if name.startswith("node_")]
-
-
-def record_operator() -> mx.nd.NDArray:
-    """Record an operator. Its number separates earlier operators from later ones."""
-    return _identity(_marked("null", mx.cpu()))
-
-
 @functools.lru_cache(maxsize=None)
-def _marked(grad_req, context):
-    """Return a variable that no net reads. MXNet records operators that read it."""
+def _unused_variable(context):
+    """Return a variable that no net reads."""
     array = mx.nd.zeros((1,), ctx=context)
-    array.attach_grad(grad_req)
+    array.attach_grad()  # a backward would detach it if grad_req were "null"
     return array
 
 
@@ -297,8 +284,7 @@ def drop(heads: Sequence) -> None:
     another variable, and asks for the gradient of this variable only. So no operator
     of the dropped graphs runs.
     """
-    # This variable is reused. A backward would detach it if its grad_req were "null".
-    variable = _marked("write", heads[0].context)
+    variable = _unused_variable(heads[0].context)
     was_recording = autograd.set_recording(True)
     try:
         heads = [*heads, _identity(variable)]

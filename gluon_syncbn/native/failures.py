@@ -56,7 +56,10 @@ def turn() -> Iterator[tuple[DeferredSignals, bool]]:
             return
         lock = _turns[os.getpid()]
         try:
-            yield section, section.wait(0, lock.acquire, True, lock_timeout())
+            has_turn = lock.acquire(False) or section.wait(
+                0, lock.acquire, True, lock_timeout()
+            )
+            yield section, has_turn
         finally:
             with suppress(RuntimeError):  # the wait timed out or was interrupted
                 lock.release()

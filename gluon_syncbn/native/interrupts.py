@@ -61,12 +61,12 @@ class DeferredSignals:
         try:
             DeferredSignals._open = None  # later signals call their handlers at once
             self._restore_handlers()
+        except BaseException:  # raised by a handler
+            self._restore_handlers()
+            raise
         finally:
-            try:
-                self._restore_handlers()  # a handler may have raised the first time
-            finally:
-                if self._deferred:
-                    _call_all(self._deferred)
+            if self._deferred:
+                _call_all(self._deferred)
 
     def _restore_handlers(self):
         for number, handler in self._handlers.items():

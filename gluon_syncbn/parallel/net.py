@@ -13,19 +13,27 @@ from ..arguments import (
     check_choice,
     check_contexts,
     check_int,
+    comma_list,
     short_repr,
     suggest_keywords,
 )
+from ..layer.finding import synchronized_layers
+from ..layer.graphs import watch_graphs
 from ..layer.synchronization import NONFINITE, Settings
-from ..mxnet_private.blocks import blocks_of, forget_graph, forget_graphs_with
+from ..mxnet_private.blocks import (
+    blocks_of,
+    forget_graph,
+    forget_graphs_with,
+    name_of,
+)
+from ..mxnet_private.owners import undo_replicate
 from ..mxnet_private.parameters import (
     data_of,
     is_deferred,
     move,
     trainer_of,
-    undo_replicate,
 )
-from ..mxnet_private.trainers import share_states
+from ..mxnet_private.trainers import use_replicas
 from ..native import steps
 from .devices import Devices
 from .forward import ParallelForward, check_not_parallel, is_parallel
@@ -130,13 +138,23 @@ def make_parallel(
     """
     check_block("net", net)
     contexts = check_contexts("ctx", ctx)
-    if is_parallel(net) and net.devices.contexts == contexts:
-        return net  # a cell of a notebook may run twice
-    check_not_parallel(net, "make_parallel")
     check_int("batch_axis", batch_axis)
     check_bool("sync_bn", sync_bn)
     check_bool("reset_ctx", reset_ctx)
     check_choice("nonfinite", nonfinite, NONFINITE)
+    arguments = contexts, sync_bn, batch_axis, nonfinite
+    if is_parallel(net) and net.forward.arguments == arguments:
+        return net  # a cell of a notebook may run twice
+    check_not_parallel(net, "make_parallel")
+    blocks = blocks_of(net)
+    for child in filter(is_parallel, blocks):
+        own = child.devices.contexts
+        if own != contexts:
+            raise ValueError(
+                f"ctx of {name_of(net)} must be {comma_list(own)}, like the ctx of its "
+                f"child {name_of(child)}, which is parallel, got {comma_list(contexts)}. "
+                "Call revert_parallel with the child, or pass the same contexts."
+            )
     if hasattr(net, "devices"):
         raise ValueError(
             "net must not have an attribute 'devices', because make_parallel sets it. "
@@ -149,7 +167,7 @@ def make_parallel(
                 move(parameter, contexts)
     settings = Settings(len(contexts), nonfinite=nonfinite) if sync_bn else None
     forward = ParallelForward(net, Devices(contexts), batch_axis, settings)
-    blocks = blocks_of(net)
+    forward.arguments = arguments
     forward.adopt_parameters(blocks)
     forward.convert_layers(blocks)
     net.apply(forget_graph)
@@ -158,6 +176,7 @@ def make_parallel(
     net.load_parameters = partial(_load_parameters, net, contexts)
     net.summary, net.devices = forward.summary, forward.devices
     forward.install()
+    watch_graphs()
     return net
 
 
@@ -205,10 +224,12 @@ def revert_parallel(net: mx.gluon.Block) -> mx.gluon.Block:
     net.forward.remove()
     parameters = list(net.collect_params().values())
     for trainer in set(filter(None, map(trainer_of, parameters))):
-        share_states(trainer)
+        use_replicas(trainer)
     for parameter in parameters:
         undo_replicate(parameter)
     steps.release_trainers(parameters)
+    for layer in synchronized_layers(net):  # make_parallel has set their num_devices
+        layer._sync.settings = layer._sync.settings._replace(num_devices=None)
     net.apply(forget_graph)
     return net
 

@@ -135,7 +135,7 @@ class _LoopForward(ForwardOnDevices):
         if not arrays or arrays[0].context.device_type == "gpu" or inside_map():
             return None
         is_main = threading.current_thread() is threading.main_thread()
-        if not (self.is_for_all_threads or is_main and autograd.is_training()):
+        if not (self.is_for_all_threads or is_main):
             return None
         context = arrays[0].context
         if context not in self._devices:
