@@ -88,7 +88,12 @@ def push(
 
 
 def memory_of(array: mx.nd.NDArray) -> np.ndarray:
-    """Return a NumPy view of a CPU array's memory; call `wait_to_read` first."""
+    """Return a NumPy view of a CPU array's memory once no queued work uses the array.
+
+    MXNet's Python API waits for writers only (`wait_to_read`). Whoever writes through
+    the view must also wait for readers.
+    """
+    check_call(_LIB.MXNDArrayWaitToWrite(array.handle))
     pointer = ctypes.c_void_p()
     check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
     dtype = np.dtype(array.dtype)

@@ -64,7 +64,9 @@ class ForwardOnDevices(ForwardReplacement):
             replace_backward()
             failures.watch_process()
             call = RecordedCall(self.net, devices, shards)
-        outputs = devices.map_first(self.run_replaced, *zip(*shards.arguments))
+        trains = autograd.is_recording() or autograd.is_training()
+        arguments = zip(*shards.arguments)
+        outputs = devices.map_first(self.run_replaced, *arguments, tell_ranks=trains)
         leaves = [flatten(output) for output in outputs]
         if len(leaves) > 1:
             check_outputs(outputs, leaves, shards)
