@@ -6,6 +6,7 @@ An argument `name` is the path of a JSON file, absolute or in scripts/results.
 """
 
 import json
+import math
 import statistics
 from pathlib import Path
 
@@ -62,6 +63,14 @@ def layer(name="benchmark_layer.json"):
     return markdown(heads, pivot(name, keys, "layer", "{median_ms:.0f}"))
 
 
+def bound(name="benchmark_layer.json"):
+    """Return the milliseconds that memory alone needs for a layer's step."""
+    document = read(name)
+    # Forward reads x twice and writes y; backward reads x and dy twice and writes dx.
+    numbers = 8 * math.prod(document["rows"][0]["shape"])
+    return f"{numbers * 4 / document['copy_gb_s'] / 1e6:.1f}"
+
+
 def nets(name="benchmark_net.json"):
     """Return a table of times of a training step relative to nn.BatchNorm's.
 
@@ -71,14 +80,18 @@ def nets(name="benchmark_net.json"):
     document, ratios = read(name), {}
     for row, base in zip(document["rows"][::2], document["rows"][1::2]):
         ratio = row["median_ms"] / base["median_ms"]
-        ratios.setdefault(row["net"], {}).setdefault(row["layer"], []).append(ratio)
-    rows = [
-        [net, *(f"{min(r):.2f} to {max(r):.2f}" for r in layers.values())]
-        for net, layers in ratios.items()
-    ]
+        layers = ratios.setdefault((row["net"], row["contexts"]), {})
+        layers.setdefault(row["layer"], []).append(ratio)
+    rows = []
+    for case, layers in ratios.items():
+        found = [layers.get(layer, []) for layer in ("gluon_syncbn", "contrib")]
+        rows.append(
+            [*case, *(f"{min(r):.2f} to {max(r):.2f}" if r else "" for r in found)]
+        )
     head = f"net, on a machine that copies {document['copy_gb_s']:.0f} GB/s"
     ours = "gluon_syncbn (one worker)"
-    return markdown([head, ours, "MXNet's SyncBatchNorm (two workers)"], rows)
+    contrib = "MXNet's SyncBatchNorm (two workers)"
+    return markdown([head, "contexts", ours, contrib], rows)
 
 
 def memory(name="benchmark_memory.json"):

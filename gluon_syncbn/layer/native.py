@@ -1,7 +1,7 @@
 """The native operator, which reads and writes oneDNN's layouts on CPUs.
 
-src/mxnet/native_op.h has the operator, docs/design/native_operator.md the reasons. Where
-it cannot be used, layer/fallback.py makes MXNet's operator ``Custom`` safe.
+The operator is in src/mxnet/native_op.cc, and docs/design/native_operator.md explains
+it. Where it cannot be used, layer/fallback.py makes MXNet's operator ``Custom`` safe.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .synchronization import Settings, Synchronization
 
 NAME = "_gluon_syncbn"
 _test_lock = threading.Lock()
-_test_results: list[str] = []  # of at most one test
+_test_results: list[str] = []  # the result of the only test, once it has run
 
 
 def is_used(context: mx.Context | None = None) -> bool:
-    """Return True if layers, on this context if it is given, run the native operator."""
+    """Return True if layers (on a context, if one is given) run this operator."""
     return (context is None or context.device_type == "cpu") and not missing()
 
 
@@ -58,7 +58,7 @@ def _test():
     except Exception as error:  # whatever it is, the plain way remains
         return f"its test has failed: {error}"
     for result, other in zip(results, expected):
-        # Convolutions of other layouts add up their products in another order.
+        # Convolutions sum products in another order if layouts differ.
         if not abs(result - other).max() <= 1e-4 * abs(other).max():
             return "its test has computed other results than the plain way"
     return ""

@@ -89,7 +89,12 @@ def push(
 
 
 def memory_of(array: mx.nd.NDArray) -> np.ndarray:
-    """Return a NumPy view of a CPU array's memory; call `wait_to_read` first."""
+    """Return a NumPy view of a CPU array's memory once no queued work uses the array.
+
+    MXNet's Python API waits for writers only (`wait_to_read`). Whoever writes through
+    the view must also wait for readers.
+    """
+    check_call(_LIB.MXNDArrayWaitToWrite(array.handle))
     pointer = ctypes.c_void_p()
     check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
     dtype = np.dtype(array.dtype)
@@ -114,7 +119,7 @@ def _operator_handle(name):
 
 
 def invoke(name: str, operands: Sequence, **attributes: str) -> mx.nd.NDArray:
-    """Call an operator that has no Python function, or is wanted without AMP's casts."""
+    """Call an operator that has no Python function, or without the casts of AMP."""
     keys, values = list(attributes), list(attributes.values())
     handle = _operator_handle(name)
     return _imperative_invoke(handle, operands, keys, values, None, False, False)

@@ -268,8 +268,13 @@ class Devices:
         check_type("function", function, Callable, "a function")
         return self.map_first(function, *lists)
 
-    def map_first(self, function: Callable, *lists: Sequence) -> list:
+    def map_first(
+        self, function: Callable, *lists: Sequence, tell_ranks: bool = True
+    ) -> list:
         """Call a function as :meth:`map` does, for the first contexts only.
+
+        If `tell_ranks`, an exception also ends the training of other processes. An
+        exception in a prediction need not, because they do not wait for it.
 
         The lists have as many elements as there are contexts to call.
         """
@@ -297,7 +302,7 @@ class Devices:
                     "cancelled because a call for another context raised "
                     f"{type(error).__name__}: {error}"
                 )
-                failures.end_waits(reason)
+                failures.end_waits(reason, tell_ranks)
                 if not is_nested:
                     # A KeyboardInterrupt may leave a thread at work, and MXNet crashes
                     # if two threads call it at once.

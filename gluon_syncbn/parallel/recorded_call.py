@@ -24,7 +24,7 @@ from ..mxnet_private.arrays import broadcast_add, flatten, to_context
 from ..mxnet_private.blocks import blocks_of, name_of
 from ..mxnet_private.owners import check_no_copies
 from ..mxnet_private.parameters import data_of
-from ..native import failures
+from ..native.library import load
 from ..native.steps import list_alive
 from .devices import Devices
 from .shards import Shards, join_shards
@@ -106,9 +106,10 @@ class RecordedCall:
         autograd.mark_variables(variables, gradients)
         names = graphs.names_of(leaves)
         self.cut_leaves.update((n, x) for n, x in zip(names, leaves) if n)
-        failures.contexts_of_recorded_calls.add(context)
         _calls[id(self)] = self
-        leaves[0] = broadcast_add(leaves[0], graphs.owning_zero(self, leaves[0]))
+        set_flag = load().gluon_syncbn_set_flag
+        zero = graphs.owning_zero(self, leaves[0], set_flag)
+        leaves[0] = broadcast_add(leaves[0], zero)
         output = join_shards(leaves, axis, context)
         is_np = isinstance(shards[0], mx.np.ndarray)
         return output.as_np_ndarray() if is_np else output, names

@@ -1,14 +1,14 @@
-"""Time training steps of segmentation nets on two CPU contexts.
+"""Time training steps of nets on CPU contexts, relative to nn.BatchNorm's.
 
-A step is forward, loss, backward and Trainer.step of GluonCV's FastSCNN, FCN or
-DeepLabV3. Before a layer is timed, the loss of a step and the gradient of the head's
-first weight are compared with a step of one context with the whole batch. The errors
-of a synchronized layer must be less than a tenth of nn.BatchNorm's. (Deeper gradients
-are no better test, because fifty layers of float32 amplify rounding.)
+A step is forward, a loss, backward and Trainer.step. Before a layer is timed, the loss
+and the gradient of the last weight are compared with a step of one context with the
+whole batch. The errors of a synchronized layer must be less than a tenth of
+nn.BatchNorm's, or rounding. (Deeper gradients are no better test, because fifty layers
+of float32 amplify rounding.)
 
 Each synchronized layer has processes of its own, in which nn.BatchNorm is also timed.
 
-    python scripts/benchmarks/benchmark_net.py  # about 7 minutes
+    python scripts/benchmarks/benchmark_net.py  # about 8 minutes
 """
 
 import functools
@@ -18,22 +18,62 @@ import sys
 import gluon_syncbn
 
 import benchmarking
-import gluoncv
 import mxnet as mx
 import numpy as np
 import tables
 from mxnet import autograd, gluon
-from segmentation.model import NetWithLoss
+from mxnet.gluon import nn
 from support.helpers import MODES, set_mode
 
-CLASSES = 11
-CONTEXTS = [mx.cpu(0), mx.cpu(1)]
-NETS = "FastSCNN", "FCN", "DeepLabV3"
+
+def from_gluoncv(name, norm, **options):
+    import gluoncv  # the other nets do not need it
+
+    options = {"pretrained_base": False, "aux": False, **options}
+    return getattr(gluoncv.model_zoo, name)(11, norm_layer=norm, **options)
+
+
+def resnet18(norm):
+    import gluoncv
+
+    return gluoncv.model_zoo.resnet18_v1b(norm_layer=norm)
+
+
+def chain(norm, count, channels, size):
+    """Return `count` times a convolution, a normalization and a ReLU."""
+    net = nn.HybridSequential()
+    for _ in range(count):
+        convolution = nn.Conv2D(channels, size, padding=size // 2, use_bias=False)
+        net.add(convolution, norm(), nn.Activation("relu"))
+    return net
+
+
+# {name: (net, the shape of each context's batch, numbers of contexts)}
+NETS = {
+    "FastSCNN": (
+        functools.partial(from_gluoncv, "FastSCNN", crop_size=160),
+        *((1, 3, 160, 160), [2]),
+    ),
+    "FCN": (functools.partial(from_gluoncv, "FCN", crop_size=96), (1, 3, 96, 96), [2]),
+    "DeepLabV3": (
+        functools.partial(from_gluoncv, "DeepLabV3", crop_size=96),
+        *((1, 3, 96, 96), [2]),
+    ),
+    "ResNet-18": (resnet18, (4, 3, 112, 112), [2]),
+    "10 blocks": (
+        functools.partial(chain, count=10, channels=64, size=3),
+        *((4, 64, 60, 60), [1, 2]),
+    ),
+    "40 tiny layers": (
+        functools.partial(chain, count=40, channels=8, size=1),
+        *((2, 8, 8, 8), [1, 2, 4]),
+    ),
+}
 # The arguments are bound here because norm_kwargs does not reach all FastSCNN layers.
 LAYERS = {
-    "gluon_syncbn": functools.partial(gluon_syncbn.SyncBatchNorm, num_devices=2),
-    "BatchNorm": gluon.nn.BatchNorm,
-    "contrib": functools.partial(gluon.contrib.nn.SyncBatchNorm, num_devices=2),
+    "gluon_syncbn": gluon_syncbn.SyncBatchNorm,
+    "BatchNorm": nn.BatchNorm,
+    "contrib": gluon.contrib.nn.SyncBatchNorm,
 }
 # Environment variables of each layer's process. Contrib's layers block a worker thread
 # of their context. With one worker, MXNet's default, the branches of FastSCNN
@@ -45,60 +85,68 @@ VARIABLES = {"gluon_syncbn": {}, "contrib": {WORKERS: "2"}}
 class Candidate:
     """A net with one kind of layer in one graph mode, and a batch."""
 
-    def __init__(self, name, layer, mode, devices, x, y):
-        options = {"aux": False, "pretrained_base": False, "norm_layer": LAYERS[layer]}
-        options.update(ctx=devices.contexts, crop_size=x.shape[-1])
-        net = getattr(gluoncv.model_zoo, name)(CLASSES, **options)
+    def __init__(self, name, layer, mode, devices, x):
+        norm = LAYERS[layer]
+        if layer != "BatchNorm":
+            norm = functools.partial(norm, num_devices=len(devices))
+        net = NETS[name][0](norm)
         mx.random.seed(0)  # the same parameters for every kind of layer
         xavier = mx.init.Xavier(magnitude=2)
         net.initialize(xavier, ctx=devices.contexts, force_reinit=True)
         net(mx.nd.zeros(x.shape, ctx=devices.contexts[0]))  # deferred initialization
         net.apply(lambda block: setattr(block, "_rate", 0))  # a field of Dropout
-        set_mode(net, mode)
-        self.net, self.devices, self.pixels = NetWithLoss(net), devices, y.size
+        self.net, self.devices = set_mode(net, mode), devices
         options = {"learning_rate": 0.001, "momentum": 0.9}
         self.trainer = gluon.Trainer(net.collect_params(), "sgd", options)
-        self.shards = devices.split(x), devices.split(y)
+        self.shards = devices.split(x)
+
+    def loss(self, x):
+        y = self.net(x)
+        y = y[0] if isinstance(y, (list, tuple)) else y
+        return mx.nd.softmax(y, axis=1)[:, 0].square().sum()
 
     def step(self):
-        """Run a training step; return the losses of the images."""
+        """Run a training step; return the losses of the shards."""
         with autograd.record():
-            losses = self.devices.map(self.net, *self.shards)
+            losses = self.devices.map(self.loss, self.shards)
         self.devices.map(lambda loss: loss.backward(), losses)
-        self.trainer.step(self.pixels)
+        self.trainer.step(sum(map(len, self.shards)))
         mx.nd.waitall()
         return losses
 
     def results(self):
-        """Run a step; return its loss and the gradient of the head's first weight."""
-        loss, net = sum(shard.sum().asscalar() for shard in self.step()), self.net.net
-        head = getattr(net, "head", None) or net.classifier
-        weight = next(iter(head.collect_params().values()))
-        return loss, sum(gradient.asnumpy() for gradient in weight.list_grad())
+        """Run a step; return its loss and the gradient of the last weight."""
+        loss = sum(shard.asscalar() for shard in self.step())
+        weights = self.net.collect_params(".*weight").values()
+        return loss, sum(gradient.asnumpy() for gradient in [*weights][-1].list_grad())
 
 
-def measure(name, layer, quick):
+def measure(name, count, layer, quick):
     """Return the rows of `layer` and of nn.BatchNorm in each mode."""
-    batch, crop, repetitions = (1, 32, 1) if quick else (2, 128, 5)
-    rng, images = np.random.default_rng(0), batch * len(CONTEXTS)
-    x = rng.normal(size=(images, 3, crop, crop)).astype("float32")
-    y = rng.integers(0, CLASSES, (images, crop, crop)).astype("float32")
-    one, devices = map(gluon_syncbn.Devices, (CONTEXTS[0], CONTEXTS))
-    right = Candidate(name, "BatchNorm", "imperative", one, x, y).results()
-    case = {"net": name, "crop": crop, "batch": batch, "contexts": len(CONTEXTS)}
+    shape, repetitions = NETS[name][1], 1 if quick else 9
+    shape = (count * shape[0], *shape[1:])
+    x = np.random.default_rng(0).normal(size=shape).astype("float32")
+    contexts = [mx.cpu(k) for k in range(count)]
+    one, devices = map(gluon_syncbn.Devices, (contexts[:1], contexts))
+    right = Candidate(name, "BatchNorm", "imperative", one, x).results()
+    case = {"net": name, "shape": list(shape), "contexts": count}
     case["workers"] = os.environ.get(WORKERS, "default")
     rows = []
-    for mode in ["hybridize"] if quick else MODES:
+    for mode in MODES if layer == "gluon_syncbn" and not quick else ["hybridize"]:
         steps, errors = {}, []
         for kind in layer, "BatchNorm":
-            candidate = Candidate(name, kind, mode, devices, x, y)
+            candidate = Candidate(name, kind, mode, devices, x)
             pairs = zip(candidate.results(), right)
             errors.append([np.linalg.norm(a - b) for a, b in pairs])
             steps[kind] = candidate.step
-        if not all(synchronized < other / 10 for synchronized, other in zip(*errors)):
-            rule = "errors of loss and gradient must be below 1/10 of BatchNorm's"
-            sys.exit(f"{layer}, {mode}: {rule}, got {errors[0]} and {errors[1]}")
-        times = benchmarking.take_turns(steps, repetitions, warm_up=1)
+        limits = [
+            max(other / 10, 1e-4 * np.linalg.norm(b))
+            for other, b in zip(errors[1], right)
+        ]
+        if not all(error < limit for error, limit in zip(errors[0], limits)):
+            rule = f"errors of loss and gradient must be below {limits}"
+            sys.exit(f"{name}, {layer}, {mode}: {rule}, got {errors[0]}")
+        times = benchmarking.take_turns(steps, repetitions, warm_up=1 if quick else 3)
         for kind, seconds in times.items():
             row = {"layer": kind, "mode": mode, **case}
             rows.append({**row, **benchmarking.statistics(seconds)})
@@ -107,8 +155,16 @@ def measure(name, layer, quick):
 
 def cases(quick):
     for layer, variables in VARIABLES.items():
-        for name in ["FCN"] if quick else NETS:
-            yield variables, measure, name, layer, quick
+        for name, (_, _, counts) in NETS.items():
+            # Contrib's layer is measured in the nets of segmentation.
+            if name in (["FCN"] if quick else ["FastSCNN", "FCN", "DeepLabV3"]) or (
+                layer == "gluon_syncbn" and not quick
+            ):
+                for count in counts:
+                    # Each context uses its share of the cores.
+                    threads = max(1, len(os.sched_getaffinity(0)) // count)
+                    environment = {"OMP_NUM_THREADS": str(threads), **variables}
+                    yield environment, measure, name, count, layer, quick
 
 
 if __name__ == "__main__":

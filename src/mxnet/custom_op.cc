@@ -12,7 +12,6 @@
 #include <chrono>
 #include <cstdlib>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -281,11 +280,6 @@ int CreateOperator(const char* context, int /*size*/, unsigned** /*shapes*/, con
     const Device device = ParseDevice(context);
     const Node& node = static_cast<Properties*>(state)->node;
     CheckCudaGraphs(node, device);
-    static std::once_flag first;
-    std::call_once(first, [] {
-      ReserveErrors();  // see mxnet/engine.cc
-      GuardForks();
-    });
     Operator* op = new Operator(node, device);
     list->num_callbacks = 3;
     list->callbacks = callbacks;

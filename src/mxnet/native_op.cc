@@ -62,7 +62,7 @@ struct Function {
 
 struct Op {  // nnvm/op.h
   std::string name, description;
-  std::vector<char> arguments;  // of another type, and never read
+  std::vector<char> arguments;  // another type, never read
   uint32_t num_inputs, num_outputs, support_level;
   Function get_num_outputs, get_num_inputs, attr_parser;
   uint32_t index;
@@ -71,7 +71,7 @@ struct Op {  // nnvm/op.h
 template <typename Value>
 struct OpMap {  // nnvm/op.h
   std::string attribute;
-  std::vector<std::pair<Value, int>> values;  // with priorities; 0 means there is no value
+  std::vector<std::pair<Value, int>> values;  // a priority of 0 means there is no value
 };
 
 struct Any {  // dmlc/any.h
@@ -147,7 +147,7 @@ struct Chunk {  // NDArray::Chunk in mxnet/ndarray.h, Storage::Handle in mxnet/s
   size_t size;
   int device[2];
   int shared_pid, shared_id;
-  std::vector<char> aux_handles;  // of another type, and never read
+  std::vector<char> aux_handles;  // another type, never read
   Memory* memory;                 // null if the array is row-major
 };
 
@@ -176,6 +176,8 @@ struct {
   void* (*CreateMKLDNNData)(void* array, const MemoryDesc& desc);
   RawArray (*Reorder2Default)(const void* array);  // returns a row-major copy
   void (*ReorderChunk)(Chunk* chunk);              // makes an array row-major in place
+  void* (*Stream)();                               // the thread's MKLDNNStream
+  void (*Submit)(void* stream, bool cleanup);
 } api;
 
 const std::pair<const char*, void*> kSymbols[] = {
@@ -184,7 +186,9 @@ const std::pair<const char*, void*> kSymbols[] = {
     {"_ZN4dmlc8RegistryIN4nnvm2OpEE19__REGISTER_OR_GET__ERKSs", &api.RegisterOrGet},
     {"_ZN5mxnet7NDArray16CreateMKLDNNDataERKN4dnnl6memory4descE", &api.CreateMKLDNNData},
     {"_ZNK5mxnet7NDArray15Reorder2DefaultEv", &api.Reorder2Default},
-    {"_ZN5mxnet7NDArray5Chunk15Reorder2DefaultEv", &api.ReorderChunk}};
+    {"_ZN5mxnet7NDArray5Chunk15Reorder2DefaultEv", &api.ReorderChunk},
+    {"_ZN5mxnet12MKLDNNStream3GetEv", &api.Stream},
+    {"_ZN5mxnet12MKLDNNStream6SubmitEb", &api.Submit}};
 
 // ---- arrays -------------------------------------------------------------------------------------
 
@@ -306,6 +310,15 @@ struct Call : NativeCall {
     return ViewArray(copy, true);
   }
 
+  // Gives an array a layout. Returns false for a view, which can only be row-major.
+  static bool Create(void* array, const MemoryDesc& desc) {
+    const bool is_created = api.CreateMKLDNNData(array, desc) != nullptr;
+    // The thread's stream would own the description until its next convolution, but this may be the
+    // program's thread: the engine runs an asynchronous operator that is ready where it is queued.
+    api.Submit(api.Stream(), true);
+    return is_created;
+  }
+
   // Returns an array that is written, or added to. It gets the layout of `like` if that has blocks.
   Tensor Write(void* array, int request, void* like) {
     Tensor tensor = ViewArray(array, false);
@@ -319,8 +332,7 @@ struct Call : NativeCall {
     }
     const MemoryDesc* desc = LayoutOf(request == kAdd ? array : like);
     const int64_t block = desc == nullptr ? 0 : BlockOf(*desc, tensor.shape);
-    if (block > 0 && TakesBlocks(op, desc->ndims) &&
-        (request == kAdd || api.CreateMKLDNNData(array, *desc) != nullptr)) {
+    if (block > 0 && TakesBlocks(op, desc->ndims) && (request == kAdd || Create(array, *desc))) {
       tensor.data = static_cast<Array*>(array)->chunk->data;
       tensor.block = block;
       ++blocked_calls;

@@ -17,8 +17,8 @@ namespace check {
 
 inline std::atomic<int> failures{0};
 
-// Returns `full` with GLUON_SYNCBN_NATIVE_TESTS=full, which takes minutes, and otherwise `brief`. Under
-// sanitizers, which are slow, it returns a tenth of this number.
+// Returns `full` with GLUON_SYNCBN_NATIVE_TESTS=full, which takes minutes, and otherwise `brief`.
+// Under sanitizers, which are slow, it returns a tenth of this number.
 inline int Rounds(int full, int brief) {
   const char* const native = std::getenv("GLUON_SYNCBN_NATIVE_TESTS");
   const int rounds = native != nullptr && std::strcmp(native, "full") == 0 ? full : brief;

@@ -73,16 +73,25 @@ struct Shard {
   }
 
   void Step(syncbn::SyncBatchNorm* layer, const Setting& setting) {
-    const auto data = [&](Tensor& t) { return syncbn::Tensor{t.data(), shape, dtype}; };
-    const auto vector = [&](Tensor& t) {
-      return syncbn::Tensor{t.data(), {t.size()}, vector_dtype};
-    };
-    layer->Forward(setting.training, {data(x), vector(gamma), vector(beta), setting.y_mode, data(y),
-                                      vector(mean), vector(var), vector(valid_rows)});
-    layer->Backward(data(dy), data(setting.from_output ? y : x),
-                    {setting.dx_mode, WriteMode::kAdd, WriteMode::kWrite, data(dx), vector(dgamma),
-                     vector(dbeta)});
+    BeginForward(layer, setting);
+    layer->Finish();
+    BeginBackward(layer, setting);
+    layer->Finish();
   }
+
+  void BeginForward(syncbn::SyncBatchNorm* layer, const Setting& setting) {
+    layer->BeginForward(setting.training, {Data(x), Vector(gamma), Vector(beta), setting.y_mode,
+                                           Data(y), Vector(mean), Vector(var), Vector(valid_rows)});
+  }
+
+  void BeginBackward(syncbn::SyncBatchNorm* layer, const Setting& setting) {
+    layer->BeginBackward(Data(dy), Data(setting.from_output ? y : x),
+                         {setting.dx_mode, WriteMode::kAdd, WriteMode::kWrite, Data(dx),
+                          Vector(dgamma), Vector(dbeta)});
+  }
+
+  syncbn::Tensor Data(Tensor& t) const { return {t.data(), shape, dtype}; }
+  syncbn::Tensor Vector(Tensor& t) const { return {t.data(), {t.size()}, vector_dtype}; }
 
   DType dtype;
   std::vector<int64_t> shape;

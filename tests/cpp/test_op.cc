@@ -35,6 +35,52 @@ TEST(AVectorOfAnotherSizeIsRefusedAndTheOthersAreTold) {
   }
 }
 
+// The parts of a call of the native operator: nothing blocks the thread that begins calls.
+TEST(OneThreadBeginsTheCallsOfTwoDevices) {
+  const test::Setting setting;
+  const auto shared = std::make_shared<syncbn::Layer>("layer");
+  const auto expected = test::TrainOnCpu(syncbn::DType::kFloat32, {2, 3}, setting);
+  std::vector<std::unique_ptr<syncbn::SyncBatchNorm>> layers;
+  std::vector<Shard> shards;
+  for (int k : {0, 1}) {
+    layers.push_back(std::make_unique<syncbn::SyncBatchNorm>(
+        setting.ToOptions(2), syncbn::Device{"cpu", k}, shared, syncbn::MakeCpuBackend()));
+    shards.emplace_back(syncbn::DType::kFloat32, 2 + k, k, setting);
+  }
+  const auto run = [&](auto begin) {
+    (shards[0].*begin)(layers[0].get(), setting);
+    CHECK(!layers[0]->IsReady({}), "the other device has not begun");
+    (shards[1].*begin)(layers[1].get(), setting);
+    for (const auto& layer : layers) {
+      CHECK(layer->IsReady({}), "both devices have begun");
+      layer->Finish();
+    }
+  };
+  for (int step = 0; step < 2; ++step) {
+    run(&Shard::BeginForward);
+    run(&Shard::BeginBackward);
+  }
+  for (size_t k = 0; k < 2; ++k) {
+    CHECK_EQ(shards[k].y.Bytes() == expected[k].y.Bytes(), true);
+    CHECK_EQ(shards[k].dx.Bytes() == expected[k].dx.Bytes(), true);
+    CHECK_EQ(shards[k].var.Bytes() == expected[k].var.Bytes(), true);
+  }
+}
+
+TEST(AFailureEndsACallThatHasBegun) {
+  const auto shared = std::make_shared<syncbn::Layer>("layer");
+  syncbn::SyncBatchNorm layer(test::Setting().ToOptions(2), {"cpu", 0}, shared,
+                              syncbn::MakeCpuBackend());
+  Shard shard(syncbn::DType::kFloat32, 2, 0, {});
+  shard.BeginForward(&layer, {});
+  syncbn::Table::Get().Fail("another device has failed", false);
+  CHECK(layer.IsReady({}), "the wait has ended");
+  CheckHas(ErrorOf([&] { layer.Finish(); }), "another device has failed");
+  CheckHas(ErrorOf([&] { shard.BeginBackward(&layer, {}); }),
+           "its forward call must have succeeded");
+  syncbn::Table::Get().Reset();
+}
+
 }  // namespace
 
 int main() { return check::RunTests(); }

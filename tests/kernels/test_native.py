@@ -3,7 +3,8 @@
 They need neither MXNet nor Python. With --full the plain build also serves
 scripts/check_gpu.sh on the emulated GPU. Sanitized builds have the generic
 kernels only and no emulated GPU, because compiling takes most of the time.
-GLUON_SYNCBN_NATIVE_TESTS=full adds the other kernels, and the GPU except under "thread".
+GLUON_SYNCBN_NATIVE_TESTS=full adds the other kernels, and the GPU except under
+"thread".
 """
 
 import os

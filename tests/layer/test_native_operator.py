@@ -1,4 +1,4 @@
-"""The native operator reads and writes arrays in any layout of oneDNN, and sparse arrays.
+"""The native operator reads and writes arrays in any layout, and sparse arrays.
 
 CI also runs these tests with GLUON_SYNCBN_NATIVE=0, where MXNet's Custom does.
 """
@@ -58,7 +58,7 @@ def other_shape(F, net, x):
 
 
 def twice(F, net, x):
-    """The gradient of the first output is a sum, whose parts have two layouts."""
+    """Return outputs for which dy is a sum of parts with two layouts."""
     y = net.norm(net.before(x))
     return F.broadcast_add(net.after(y), F.mean(y, keepdims=True))
 
@@ -124,8 +124,8 @@ def test_channels(channels):
     assert_like_batch_norm(between, "hybridize", channels=channels)
 
 
-# ---- Arrays that only an imperative program makes. The layer gets a copy of the array whose
-# layout differs, so results are equal up to the order of sums.
+# ---- Arrays that only an imperative program makes. Results in two layouts are equal up
+# to the order of sums.
 
 
 def step_of(x, dy, axis, channels, **options):
@@ -259,6 +259,46 @@ def test_sparse_neighbours(place, mode):
         arrays = [y, norm.gamma.grad(), *([] if place == "x" else [x.grad])]
         found.append([array.asnumpy() for array in arrays])
     assert_all_near(*found, "float32", 10, scale=100)
+
+
+# ---- Waits that are longer than a worker stays awake.
+
+LATE_DEVICE = """
+import os
+import gluon_syncbn
+import mxnet as mx
+from mxnet import autograd
+from support.helpers import cpus, status
+
+layer = gluon_syncbn.SyncBatchNorm(in_channels=1)
+layer.initialize(ctx=cpus(2))
+big = mx.nd.ones((800, 800), mx.cpu(1))
+
+def forward(x):
+    if x.context == mx.cpu(1):
+        x = x + 0 * mx.nd.dot(big, big)[0, 0]
+    with autograd.record():
+        return layer(x)
+
+def train():
+    devices = gluon_syncbn.Devices(cpus(2))
+    shards = devices.split(mx.nd.array([[1.0], [3.0]]))
+    return [y.asscalar() for y in devices.map(forward, shards)]
+
+results = train(), train()
+before = status('Threads')
+for _ in range(20):
+    train()
+child = os.fork()
+if child == 0:
+    os._exit(train() != results[0])
+print(os.waitpid(child, 0)[1], results[0] == results[1] == train())
+print(status('Threads') - before <= 2)
+"""
+
+
+def test_a_late_device_and_a_fork():
+    assert output_of(LATE_DEVICE, timeout=120) == "0 True\nTrue\n"
 
 
 # ---- Whether the operator is used.
