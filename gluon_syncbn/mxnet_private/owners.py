@@ -152,7 +152,8 @@ def copy_owners(parameters: Sequence, index: int | None = None) -> None:
     was_recording = autograd.set_recording(False)
     try:
         for parameter in parameters:
-            arrays, version = parameter._data or (), parameter._version
+            arrays: Any = parameter._data or ()
+            version = parameter._version
             for k, array in enumerate(arrays[1:], 1):
                 if index in (None, k):
                     copyto(arrays[0].as_nd_ndarray(), out=array.as_nd_ndarray())
@@ -169,7 +170,8 @@ def is_replicated(parameter: Any) -> bool:
 
 def replicate(parameter: Any, thread_state: Any) -> None:
     """Turn a dense parameter into a ParallelParameter."""
-    parameter.__class__ = _parallel_class(type(parameter))
+    cls: Any = type(parameter)
+    parameter.__class__ = _parallel_class(cls)
     parameter._thread_state = thread_state
     parameter._copied = {}
     parameter._is_lent = bool(parameter._data)  # the program may have an array already
