@@ -43,10 +43,11 @@ def main():
     images, labels = load_digits(return_X_y=True)
     images = images.reshape(-1, 1, 8, 8).astype("float32") / 16
     data = gluon.data.ArrayDataset(images, labels)
-    sampler = distributed.ShardSampler(len(data), batch_size=50)
-    batches = gluon.data.DataLoader(data, batch_sampler=sampler)
+    rank, size = distributed.rank(), distributed.size()
+    data = data.take(len(data) // size * size)  # all ranks need equally many batches
+    shard = data.shard(size, rank)
+    batches = gluon.data.DataLoader(shard, batch_size=50 // size, shuffle=True)
     for epoch in range(options.epochs):
-        sampler.set_epoch(epoch)  # chooses the order of this epoch
         right = 0
         for x, label in batches:
             with autograd.record():
@@ -56,9 +57,9 @@ def main():
             trainer.step(len(x))
             right += int((output.argmax(1) == label.astype("float32")).sum().asscalar())
         right = MPI.COMM_WORLD.allreduce(right)
-        if distributed.rank() == 0:
+        if rank == 0:
             print(f"epoch {epoch}: training accuracy {right / len(data):.3f}")
-    if distributed.rank() == 0:
+    if rank == 0:
         net.save_parameters("digits.params")
 
 

@@ -7,6 +7,7 @@ statistics in inference, and does not change its running statistics.
 from __future__ import annotations
 
 import itertools
+from contextlib import contextmanager
 from typing import Iterable, NamedTuple
 
 import mxnet as mx
@@ -14,7 +15,7 @@ import numpy as np
 from mxnet import autograd
 
 from .arguments import check_block, check_int, comma_list, short_repr
-from .distributed.collectives import allgather, total
+from .distributed.collectives import allgather
 from .layer.convert import synchronized
 from .mxnet_private.arrays import array_of, flatten, rebuild, to_context
 from .mxnet_private.blocks import count_inputs, name_of
@@ -26,7 +27,7 @@ from .native.library import load
 from .native.processes import world
 from .parallel.devices import Devices
 from .parallel.forward import is_parallel
-from .parallel.replicas import only_participants
+from .parallel.participants import only_participants
 from .parallel.shards import Shards, check_array
 
 
@@ -121,7 +122,7 @@ def recompute_statistics(
     if steps is not None:
         check_int("steps", steps, minimum=1)
     devices, axis = _devices_and_axis(net)
-    total("recompute_statistics")  # raises an error unless all ranks call it here
+    allgather(None, "recompute_statistics")  # an error unless all ranks call it here
     with synchronized(net) as norms:
         layers = [norm.layer for norm in norms if not norm.reason]
         unconverted = [norm for norm in norms if norm.reason]
@@ -150,8 +151,8 @@ def _collect(net, layers, devices, axis, batches):
     """
     moments: dict[tuple, _Moments] = {}
     for batch in _equally_many(batches):
-        shards = _split(net, batch, devices.contexts, axis)
-        with autograd.pause(train_mode=False):
+        with _telling_ranks(), autograd.pause(train_mode=False):
+            shards = _split(net, batch, devices.contexts, axis)
             _call(net, shards, devices, layers)
         for layer in layers:
             key = layer.running_mean, layer.running_var
@@ -251,21 +252,25 @@ def _moments_of(layer):
     return _Moments(is_unbiased, numbers[0], mean, m2)
 
 
+@contextmanager
+def _telling_ranks():
+    """Raise an exception also on the other ranks, which would wait for this one."""
+    try:
+        yield
+    except BaseException as error:
+        if world().size > 1:
+            reason = f"recompute_statistics raised {type(error).__name__}: {error}"
+            failures.end_waits(reason)
+        raise
+
+
 def _equally_many(batches):
     """Yield the batches; raise an error on all ranks if one rank cannot continue."""
     iterator, end, count = iter(batches), object(), 0
     while True:
-        try:
+        with _telling_ranks():
             batch = next(iterator, end)
-        except (Exception, KeyboardInterrupt) as error:
-            if world().size > 1:
-                reason = f"recompute_statistics raised {type(error).__name__}: {error}"
-                failures.end_waits(reason)
-                failures.give_up(reason)
-            raise
-        has_batch = np.zeros(world().size)
-        has_batch[world().rank] = batch is not end
-        found = total("recompute_statistics, next batch", has_batch)
+        found = allgather(batch is not end, "recompute_statistics, next batch")
         if not all(found):
             break
         yield batch
@@ -273,7 +278,7 @@ def _equally_many(batches):
     if any(found):
         raise ValueError(
             f"batches must be equally many on all ranks, got {count} on rank "
-            f"{found.index(0)} and more on rank {found.index(1)}"
+            f"{found.index(False)} and more on rank {found.index(True)}"
         )
     if count == 0:
         raise ValueError(

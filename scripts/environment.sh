@@ -25,7 +25,8 @@ fi
 
 # Nothing needs to be done while these inputs are unchanged.
 inputs=$({
-    cat scripts/environment.sh requirements.txt docs/requirements.txt pyproject.toml setup.py $(find src -type f | sort)
+    cat scripts/environment.sh requirements.txt docs/requirements.txt pyproject.toml setup.py \
+        gluon_syncbn/native/library.py $(find src -type f | sort)
     echo "${GLUON_SYNCBN_CUDA:-}" "${CUDAARCHS:-}" "$(command -v nvcc)"
     echo "${CUDACXX:-}" "${CUDAHOSTCXX:-}" "${CXX:-}" "${GLUON_SYNCBN_MPICXX:-}"
 } | sha256sum)

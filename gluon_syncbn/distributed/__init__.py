@@ -6,7 +6,6 @@ instead. Use mpi4py to sum metrics. MPI is not needed before :func:`init`.
 """
 
 from ..native.processes import (
-    groups_of,
     init,
     is_initialized,
     local_rank,
@@ -16,13 +15,11 @@ from ..native.processes import (
     size,
 )
 from .collectives import broadcast_parameters
-from .training import ShardSampler, Trainer
+from .training import Trainer
 
 __all__ = [
-    "ShardSampler",
     "Trainer",
     "broadcast_parameters",
-    "groups_of",
     "init",
     "is_initialized",
     "local_rank",

@@ -1,12 +1,13 @@
-"""Collectives over MPI: sums, comparisons and copies of values of all processes.
+"""Collectives: texts through the layers' exchanges, and arrays over MPI.
 
 A collective of mpi4py never times out, and does not report which ranks are missing. So
-all ranks first call `total`, which reports them. Only JSON and arrays are sent, because
-a received pickle could run code.
+all ranks first call `allgather`, which reports them. Only JSON and arrays are sent,
+because a received pickle could run code.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import itertools
 import json
@@ -14,7 +15,7 @@ import os
 import time
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Iterator, Sequence
+from typing import Any, Iterator
 
 import mxnet as mx
 import numpy as np
@@ -24,7 +25,8 @@ from mxnet.gluon import Block
 from ..arguments import check_block, check_int, short_repr
 from ..layer.batch_norm import SyncBatchNorm
 from ..mxnet_private.arrays import array_of
-from ..mxnet_private.blocks import names_in, parameters_by_place
+from ..mxnet_private.blocks import names_in, parameters_by_place, settings_of
+from ..mxnet_private.owners import copy_owners, stale_parameters
 from ..mxnet_private.parameters import data_of, is_deferred, when_initialized
 from ..native import failures
 from ..native.interrupts import DeferredSignals
@@ -32,41 +34,34 @@ from ..native.library import load
 from ..native.processes import wait_seconds, world
 
 _AWAKE, _PAUSE, _DEFERRING = 0.1, 5e-4, 1.5  # seconds, see `collectives`
+_net_numbers = itertools.count(1)  # of nets whose parameters were broadcast
 _abandoned: list = []  # memory that MPI may still write to after a failure
 
 
-def total(
-    name: str,
-    numbers: Sequence[float] = (),
-    signature: str = "",
-    timeout: float | None = None,
-) -> list[float]:
-    """Return the sums over all processes, with equal bits on all ranks.
+def allgather(value: Any, name: str, timeout: float | None = None) -> list:
+    """Return the values of all processes in the order of ranks, sent as JSON.
 
     The n-th call with a name matches the n-th call with this name on the other ranks.
     Raise MXNetError, which names the ranks, if a rank does not call it within the
-    timeout or signatures differ.
+    timeout.
     """
-    sums, seconds = np.array(numbers, np.float64), wait_seconds(timeout)
-    if world().size > 1:
-        summed = sums.ctypes.data, sums.size, seconds
-        load().gluon_syncbn_distributed_sum(name, signature, *summed)
-    return sums.tolist()
-
-
-def allgather(value: Any, name: str, timeout: float | None = None) -> list:
-    """Return the values of all processes in the order of ranks, sent as JSON."""
     if world().size == 1:
         return [value]
-    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    own = [0] * world().size
-    own[world().rank] = text.size
-    sizes = [int(size) for size in total(name, own, timeout=timeout)]
-    texts = np.empty(sum(sizes), np.uint8)
-    with collectives(name, timeout) as requests:
-        requests.append(world().comm.Iallgatherv(text, [texts, sizes]))
-    parts = np.split(texts, np.cumsum(sizes)[:-1])
-    return [json.loads(part.tobytes()) for part in parts]
+    # Exchanges carry float64 numbers: the length of the text, then its bytes.
+    text = json.dumps(value).encode()
+    own = np.frombuffer(text.ljust(-(-len(text) // 8) * 8), np.float64)
+    own = np.concatenate([[len(text)], own])
+    found, size = ctypes.c_void_p(), ctypes.c_int64()
+    results = wait_seconds(timeout), ctypes.byref(found), ctypes.byref(size)
+    load().gluon_syncbn_distributed_gather(name, own.ctypes.data, own.size, *results)
+    numbers = np.frombuffer(ctypes.string_at(found, 8 * size.value), np.float64)
+    values, begin = [], 0
+    while begin < numbers.size:
+        length = int(numbers[begin])
+        end = begin + 1 + -(-length // 8)
+        values.append(json.loads(numbers[begin + 1 : end].tobytes()[:length]))
+        begin = end
+    return values
 
 
 @contextmanager
@@ -118,7 +113,8 @@ def broadcast_parameters(net: Any, root: int = 0, timeout: float | None = None) 
 
     The nets are compared first, so different parameters with the same name are an
     error, for example if a rank makes its layers in another order. For a Block the
-    places of parameters and layers in the net are also compared.
+    places of parameters and layers in the net, and the settings of layers, are also
+    compared. Afterwards the layers of all ranks find each other by these places.
 
     Parameters
     ----------
@@ -161,7 +157,7 @@ def broadcast_parameters(net: Any, root: int = 0, timeout: float | None = None) 
     if world().size == 1:
         return
     fix = "Make nets and layers in the same order on all ranks, or give them prefixes."
-    check_equal("nets", _description(net), fix, root, timeout)
+    check_equal("nets", _description(net), fix, timeout)
     for parameter in parameters:
         if not data_of(parameter) and not is_deferred(parameter):
             raise RuntimeError(
@@ -170,6 +166,10 @@ def broadcast_parameters(net: Any, root: int = 0, timeout: float | None = None) 
             )
     # oneDNN may still change a weight's layout, and a read would not wait for that.
     mx.nd.waitall()
+    # Names of blocks depend on what else a rank has made, places in a net do not.
+    number = next(_net_numbers)
+    for place, layer in layers_by_place(net).items():
+        layer._sync.share_as(f"{layer.name} (at '{place}' of net {number})")
     _copy(list(filter(data_of, parameters)), root, "broadcast_parameters", timeout)
     for number, parameter in enumerate(parameters):
         if not data_of(parameter):
@@ -193,19 +193,41 @@ def check_parameters(net: Any) -> list:
     return list(found)
 
 
-def check_equal(
-    what: str, lines: list, fix: str, root: int = 0, timeout: float | None = None
-) -> None:
-    """Raise ValueError on all ranks if a rank's lines of text differ from `root`'s."""
-    lists = allgather(lines, f"comparison of {what}", timeout)
-    for rank, lines in enumerate(lists):
-        pairs = itertools.zip_longest(lists[root], lines, fillvalue="nothing more")
-        for expected, line in pairs:
-            if line != expected:
-                raise ValueError(
-                    f"{what} must be equal on all ranks, got {expected} on rank {root} "
-                    f"and {line} on rank {rank}. {fix}"
-                )
+def check_equal(what: str, lines: list, fix: str, timeout: float | None = None) -> None:
+    """Raise ValueError on all ranks if a rank's lines of text differ from rank 0's."""
+    name = f"comparison of {what}"
+    first, *others = allgather(digest_of(lines), name, timeout)
+    other = next((n for n, found in enumerate(others, 1) if found != first), None)
+    if other is None:
+        return
+    own = lines if world().rank in (0, other) else []
+    lists = allgather(own, name, timeout)
+    pairs = itertools.zip_longest(lists[0], lists[other], fillvalue="nothing more")
+    expected, line = next(pair for pair in pairs if pair[0] != pair[1])
+    raise ValueError(
+        f"{what} must be equal on all ranks, got {expected} on rank 0 and {line} on "
+        f"rank {other}. {fix}"
+    )
+
+
+def digest_of(values: Any) -> str:
+    return hashlib.sha256(repr(values).encode()).hexdigest()[:16]
+
+
+def layers_by_place(net: Any) -> dict[str, SyncBatchNorm]:
+    """Return the SyncBatchNorm layers of a net; none if only parameters are known."""
+    blocks = names_in(net).items() if isinstance(net, Block) else ()
+    return {place: x for x, place in blocks if isinstance(x, SyncBatchNorm)}
+
+
+def describe_layers(net: Any) -> list[str]:
+    """Return a line for each SyncBatchNorm layer, with settings that ranks share."""
+    lines = []
+    for place, layer in layers_by_place(net).items():
+        settings = layer._sync.settings._replace(num_devices=None, timeout=None)
+        described = f"{settings_of(layer)}, {settings}"
+        lines.append(f"the layer '{layer.name}' with {described} at {place}")
+    return lines
 
 
 def _description(net):
@@ -213,11 +235,7 @@ def _description(net):
         return [_describe(parameter) for parameter in check_parameters(net)]
     found = parameters_by_place(net)
     lines = [f"{_describe(parameter)} at {place}" for place, parameter in found.items()]
-    return lines + [
-        f"the layer '{block._sync.shared_name}' at {place}"
-        for block, place in names_in(net).items()
-        if isinstance(block, SyncBatchNorm)
-    ]
+    return lines + describe_layers(net)
 
 
 def _describe(parameter):
@@ -227,8 +245,8 @@ def _describe(parameter):
 
 def _copy(parameters, root, name, timeout):
     values = [p.list_data()[0].asnumpy() for p in parameters]
-    size = sum(value.nbytes for value in values)
-    total(name, signature=f"root={root}, {size} bytes", timeout=timeout)
+    lines = [f"root={root}, {sum(value.nbytes for value in values)} bytes"]
+    check_equal(name, lines, "Call it with the same arguments.", timeout)
     with collectives(name, timeout) as requests:
         for value in values:  # sent as bytes, because MPI has no float16
             data = value.reshape(-1).view(np.uint8)
@@ -280,6 +298,8 @@ def check_replicas(net: mx.gluon.Block) -> None:
     check_block("net", net)
     mx.nd.waitall()
     found = {n: p for n, p in net.collect_params().items() if data_of(p)}
+    copy_owners(stale_parameters(found.values()))
+    mx.nd.waitall()
     faults = itertools.starmap(_difference_of_contexts, found.items())
     for fault in allgather(next(filter(None, faults), ""), "check_replicas"):
         if fault:

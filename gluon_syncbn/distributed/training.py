@@ -1,8 +1,7 @@
-"""Train in several processes: sums of gradients over MPI, and shares of batches."""
+"""Train in several processes: a trainer that sums gradients over MPI."""
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 from typing import Any
@@ -10,9 +9,8 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 from mxnet.gluon import Block
-from mxnet.gluon.data import Sampler
 
-from ..arguments import check_bool, check_int, check_real, check_type, short_repr
+from ..arguments import check_bool, check_real, check_type, short_repr
 from ..mxnet_private.arrays import memory_of
 from ..mxnet_private.parameters import (
     copy_to_others,
@@ -24,13 +22,16 @@ from ..mxnet_private.parameters import (
 )
 from ..native.processes import world
 from .collectives import (
+    allgather,
     broadcast_parameters,
     check_equal,
     check_parameters,
     collectives,
-    total,
+    describe_layers,
+    digest_of,
 )
 
+_SIMPLE = bool, int, float, str, type(None)  # types of compared settings
 _IN_PLACE = np.dtype("float32"), np.dtype("float64")
 _trainer_numbers = itertools.count(1)
 
@@ -105,7 +106,7 @@ class Trainer(mx.gluon.Trainer):
         # mxnet.gluon.Trainer also sorts, and saves optimizer states in this order.
         ordered = sorted(parameters, key=lambda parameter: parameter.name)
         super().__init__(ordered, optimizer, optimizer_params, update_on_kvstore=False)
-        self._in_order_of_forward = parameters
+        self._in_order_of_forward, self._net = parameters, net
         self._fresh: list = []  # parameters that have a new gradient on any rank
         self._number = next(_trainer_numbers)
         self._samples = 0.0  # the batch size of this rank
@@ -129,8 +130,9 @@ class Trainer(mx.gluon.Trainer):
         ------
         ValueError
             If `batch_size` is negative, infinite or NaN, or 0 in all processes; or if
-            ranks differ in the trainer, its settings or the frozen parameters. The text
-            names the first difference, and two ranks that differ.
+            ranks differ in the trainer, the optimizer and its settings, the layers'
+            settings, the frozen parameters or the dtypes of gradients. The text names
+            the first difference, and two ranks that differ.
         """
         check_bool("ignore_stale_grad", ignore_stale_grad)
         self._samples = check_real(
@@ -149,17 +151,16 @@ class Trainer(mx.gluon.Trainer):
     def _allreduce_grads(self):
         has_new = [_zero_stale(p) for p in self._in_order_of_forward]
         super()._allreduce_grads()  # sums over this process's contexts only
-        trained = [p for p in self._in_order_of_forward if p.grad_req != "null"]
-        description = self._description(trained)
-        own = np.zeros(1 + world().size)
-        own[0], own[1 + world().rank] = self._samples, _digest(description)
-        self._total, *sums = total("Trainer.step", [*own, *has_new])
-        digests, have_new = np.split(sums, [world().size])
+        description = self._description()
+        own = self._samples, digest_of(description), has_new
+        samples, digests, are_new = zip(*allgather(own, "Trainer.step"))
+        self._total = sum(samples)
         if len({*digests}) > 1:
             fix = "Step the same trainer with the same settings on all ranks."
-            check_equal("steps", description, fix)
-        counts = zip(self._in_order_of_forward, have_new)
-        self._fresh = [parameter for parameter, ranks in counts if ranks]
+            lines = [f"{what} {value}" for what, value in description]
+            check_equal("steps", lines, fix)
+        pairs = zip(self._in_order_of_forward, zip(*are_new))
+        self._fresh = [parameter for parameter, ranks in pairs if any(ranks)]
         if world().size == 1:
             return
         # The backward of the last layers ends first.
@@ -175,33 +176,41 @@ class Trainer(mx.gluon.Trainer):
         self._fresh = []
         super()._update(ignore_stale_grad)
 
-    def _description(self, trained):
+    def _description(self):
+        """Return pairs (what, value) that must be equal on all ranks in a step."""
         optimizer = self._optimizer
-        step = (
-            f"trainer {self._number}, {optimizer.num_update} updates before this step, "
-            f"learning rate {self.learning_rate}, weight decay {optimizer.wd}"
-        )
-        return [step] + [
-            f"the gradient of {p.name} (shape {p.shape}, multiplier of the learning "
-            f"rate {p.lr_mult}, of weight decay {p.wd_mult})"
-            for p in trained
+        settings = {
+            name: value
+            for name, value in sorted(vars(optimizer).items())
+            if isinstance(value, _SIMPLE) and not name.startswith("_")
+        }
+        pairs = [
+            ("the trainer with number", self._number),
+            ("the optimizer", type(optimizer).__name__),
+            ("the learning rate", self.learning_rate),
+            ("the scale of gradients", self._scale),
+            *((f"the optimizer's {name}", value) for name, value in settings.items()),
         ]
+        for p in self._in_order_of_forward:
+            if p.grad_req != "null":
+                dtype = np.dtype(p.dtype).name
+                facts = p.name, dtype, p.shape, p.lr_mult, p.wd_mult
+                names = "name, dtype, shape, lr_mult, wd_mult"
+                pairs.append((f"the gradient ({names})", facts))
+        return pairs + [("", line) for line in describe_layers(self._net)]
 
 
 def _zero_stale(parameter):
     """Zero gradients that backward has not written; return True if it wrote any."""
-    found = False
-    for data, gradient in zip(data_of(parameter), gradients_of(parameter)):
+    found, pairs = False, list(zip(data_of(parameter), gradients_of(parameter)))
+    if getattr(parameter, "is_summed", False):
+        pairs = pairs[:1]  # the first gradient is the sum of all
+    for data, gradient in pairs:
         if is_fresh(data):
             found = True
         else:
             gradient[:] = 0
     return found
-
-
-def _digest(lines):
-    """Return a number that is exact in float64."""
-    return int.from_bytes(hashlib.sha256(repr(lines).encode()).digest()[:6], "big")
 
 
 def _sum_in_place(arrays):
@@ -211,7 +220,6 @@ def _sum_in_place(arrays):
     sums = []
     with collectives("Trainer.step", memory=arrays) as requests:
         for array in arrays:
-            array.wait_to_read()
             sums.append(_memory(array))
             requests.append(world().comm.Iallreduce(MPI.IN_PLACE, sums[-1]))
     for array, values in zip(arrays, sums):
@@ -230,59 +238,3 @@ def _memory(array):
         return memory_of(array)
     values = array.asnumpy()
     return values.astype("float32") if values.dtype == np.float16 else values
-
-
-# ---- Shares of batches.
-
-
-class ShardSampler(Sampler):
-    """A sampler of this process's rows, for the DataLoader's `batch_sampler`.
-
-    All processes draw from one order and get equally many batches. If the last batch
-    has fewer rows than there are processes, it is filled with rows from the beginning.
-
-    Parameters
-    ----------
-    length : int
-        Number of samples of the data set.
-    batch_size : int
-        Number of rows of a batch over *all* processes, at least one for each.
-    shuffle : bool, default True
-        If True, every epoch has a new random order. If False, the order is the data
-        set's.
-    seed : int, default 0
-        Seed of the order, which depends only on the seed and the epoch's number.
-
-    Examples
-    --------
-    >>> from gluon_syncbn.distributed import ShardSampler
-    >>> list(ShardSampler(7, 4, shuffle=False))
-    [[0, 1, 2, 3], [4, 5, 6]]
-    """
-
-    def __init__(
-        self, length: int, batch_size: int, shuffle: bool = True, seed: int = 0
-    ) -> None:
-        self._rank, self._size = world().rank, world().size
-        self._length = check_int("length", length, minimum=1)
-        self._batch_size = check_int("batch_size", batch_size, minimum=self._size)
-        self._shuffle = check_bool("shuffle", shuffle)
-        self._seed, self.epoch = check_int("seed", seed, minimum=0), 0
-        self._rows = length + max(0, self._size - (length % batch_size or self._size))
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the number of the next epoch; each epoch increments it."""
-        self.epoch = check_int("epoch", epoch, minimum=0)
-
-    def __iter__(self):
-        order = np.arange(self._length)
-        if self._shuffle:
-            np.random.default_rng([self._seed, self.epoch]).shuffle(order)
-        self.epoch += 1
-        order = np.resize(order, self._rows)  # wraps around
-        for start in range(0, self._rows, self._batch_size):
-            batch = order[start : start + self._batch_size]
-            yield batch[self._rank :: self._size].tolist()
-
-    def __len__(self):
-        return -(-self._rows // self._batch_size)

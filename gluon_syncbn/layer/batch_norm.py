@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, Sequence
+from typing import Any
 
 import mxnet as mx
 from mxnet import autograd
@@ -66,15 +66,12 @@ class SyncBatchNorm(nn.BatchNorm):
     timeout : float or None, default None
         Seconds for which a device waits for the other devices; ``inf`` means no limit.
         None means :func:`gluon_syncbn.get_timeout`.
-    group : None, "machine", "process", list of int, or list of such lists
+    group : None, "machine" or "process", default None
         The processes with which the layer synchronizes:
 
         * None: all processes that :func:`gluon_syncbn.distributed.init` has connected.
         * ``"machine"``: the processes on the same machine.
         * ``"process"``: no other process.
-        * A list of ranks: these ranks. It must contain the rank of this process.
-        * A list of such lists: the list that contains the rank of this process. See
-          :func:`gluon_syncbn.distributed.groups_of`.
     activation : None, "identity", "relu" or "leaky_relu", default None
         Function that is applied after the normalization, in the same pass over memory.
         "leaky_relu" and "identity" also save memory: backward reconstructs the input
@@ -104,8 +101,7 @@ class SyncBatchNorm(nn.BatchNorm):
     ------
     TypeError, ValueError
         If an argument or `data` is wrong. A training call also raises ValueError if the
-        layer is initialized on fewer contexts than `num_devices`, or `group` does not
-        contain the rank of this process.
+        layer is initialized on fewer contexts than `num_devices`.
     mxnet.MXNetError
         At the next wait for a result, if not all devices call the layer within the
         timeout, or they disagree about channels, dtype, axis, epsilon or num_devices.
@@ -157,7 +153,7 @@ class SyncBatchNorm(nn.BatchNorm):
         axis: int = 1,
         unbiased_running_var: bool = False,
         timeout: float | None = None,
-        group: str | Sequence | None = None,
+        group: str | None = None,
         activation: str | None = None,
         slope: float | None = None,
         nonfinite: str = "propagate",

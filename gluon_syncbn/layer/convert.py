@@ -7,7 +7,7 @@ and so do all references to it (attributes, containers, hooks, shared heads).
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Callable, Iterator, Sequence
+from typing import Callable, Iterator
 
 import mxnet as mx
 from mxnet import autograd
@@ -31,7 +31,6 @@ from .synchronization import (
     Settings,
     Synchronization,
     check_numbers,
-    ranks_of,
 )
 
 # parallel/plain_loop.py adds actions, because this module cannot import it.
@@ -46,7 +45,7 @@ def convert_sync_batchnorm(
     *,
     unbiased_running_var: bool = False,
     timeout: float | None = None,
-    group: str | Sequence | None = None,
+    group: str | None = None,
     nonfinite: str = "propagate",
 ) -> mx.gluon.Block:
     """Convert every BatchNorm in a net to SyncBatchNorm, in place.
@@ -264,8 +263,6 @@ def _check(norm, settings):
     check_numbers(made_with["momentum"], made_with["eps"], where)
     # MXNet's contrib layer has no setting for the axis, which is 1.
     check_int(f"axis{where}", made_with.get("axis", 1), minimum=-5, maximum=4)
-    if norm.block is not None or isinstance(norm.layer, SyncBatchNorm):
-        ranks_of(settings.group, norm.name)
     is_known = settings.num_devices or contexts_of(norm.layer.running_mean)
     if norm.block is not None and not is_known:
         raise ValueError(

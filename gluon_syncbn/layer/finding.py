@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Any, Iterable, NamedTuple
+from typing import Any, NamedTuple
 
 import mxnet as mx
 import numpy as np
-from mxnet.gluon import HybridBlock, SymbolBlock, nn
+from mxnet.gluon import SymbolBlock, nn
 
 from ..compat import IS_GLUON_2
 from ..mxnet_private import blocks, graphs
@@ -81,24 +81,6 @@ def unsynchronized_layers(net: mx.gluon.Block) -> list[str]:
     """Return the names of norms that are neither frozen nor our SyncBatchNorm."""
     norms = [norm for norm in norms_of(net) if not norm.is_frozen()]
     return [n.name for n in norms if not isinstance(n.layer, SyncBatchNorm)]
-
-
-def shardwise_operators(net: mx.gluon.Block, outputs: Iterable) -> list[str]:
-    """Return the losses and regularizers whose gradients change if a batch is split.
-
-    `outputs` are recorded arrays of one device.
-    """
-    hybrid = [b for b in blocks.blocks_of(net) if isinstance(b, HybridBlock)]
-    found = [*map(blocks.graph_of, hybrid), *graphs.symbols_of(outputs)]
-    recorded = [graph for graph in found if graph is not None]
-    nodes = [node for graph in recorded for node in graphs.parse(graph)["nodes"]]
-    names = {
-        f"{node['op']} {node['name']}": None
-        for node in nodes
-        if node["attrs"].get("normalization") in ("batch", "valid")
-        or node["op"] == "IdentityAttachKLSparseReg"
-    }
-    return list(names)
 
 
 def own_methods(block: mx.gluon.Block) -> list[str]:

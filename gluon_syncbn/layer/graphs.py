@@ -25,7 +25,7 @@ from ..mxnet_private.arrays import arrays_in, push
 from ..mxnet_private.blocks import BatchNormBase, current_build
 from ..mxnet_private.graphs import from_nodes, parse, resolve_entry, to_json
 from ..native import steps
-from ..native.failures import warn
+from ..native.failures import here, warn
 from ..native.library import load
 
 
@@ -59,22 +59,32 @@ def layers_in(symbol: Any) -> list:
 @lru_cache(maxsize=None)
 def watch_graphs() -> None:
     """Replace ``mx.nd.CachedOp``, and warn if a graph with layers is saved."""
+    base = mx.nd.CachedOp
 
-    class CachedOp(mx.nd.CachedOp):
+    class CachedOp(base):
         def __init__(self, graph: Any, flags: Sequence = ()) -> None:
+            is_static = bool(dict(flags).get("static_shape"))
             self.handle = None  # MXNet's destructor frees it, also after an error
             self._statistics: list = []  # indices of running statistics in the inputs
             self._layers = layers_in(graph)
             found = [c for x in self._layers for c in x.contexts or [mx.cpu()]]
             self._is_for_gpus = {c.device_type for c in found} == {"gpu"}
             if self._layers:
-                is_static = bool(dict(flags).get("static_shape"))
                 graph = _prepared(graph, is_static, self._is_for_gpus)
                 if is_static:
                     written = set(graph.list_auxiliary_states())
                     names = enumerate(graph.list_inputs())
                     self._statistics = [k for k, name in names if name in written]
             super().__init__(graph, flags)
+            # A static_shape graph has one mode for all calls, and MXNet changes it when
+            # it queues a call. Calls of the other mode may still have to run then.
+            needs_two = is_static and (self._layers or here.contexts)
+            self._for_training = base(graph, flags) if needs_two else None
+
+        def _register_op_hook(self, *arguments: Any) -> None:
+            super()._register_op_hook(*arguments)
+            if self._for_training:
+                base._register_op_hook(self._for_training, *arguments)  # noqa: SLF001
 
         def __call__(self, *inputs: Any, **options: Any) -> Any:
             if self._layers:
@@ -87,7 +97,10 @@ def watch_graphs() -> None:
                     )
                 if autograd.is_training():
                     first.warn_of_plain_loop(first.contexts)
-            outputs = super().__call__(*inputs, **options)
+            if self._for_training and autograd.is_training():
+                outputs = self._for_training(*inputs, **options)
+            else:
+                outputs = super().__call__(*inputs, **options)
             written = [inputs[k] for k in self._statistics]
             if written:
                 # MXNet does not order two calls that write the same statistics.

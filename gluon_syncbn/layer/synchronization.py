@@ -19,7 +19,6 @@ from ..arguments import (
     check_int,
     check_real,
     comma_list,
-    is_int,
     short_repr,
 )
 from ..compat import IS_GLUON_2
@@ -31,7 +30,7 @@ from ..native.processes import world
 # Native code numbers these in the same order.
 NONFINITE = "propagate", "skip", "raise"
 ACTIVATIONS = None, "identity", "relu", "leaky_relu"
-_EXPECTED = 'None, "machine", "process", a list of ranks, or a list of such lists'
+GROUPS = None, "machine", "process"
 
 
 class Settings(NamedTuple):
@@ -40,7 +39,7 @@ class Settings(NamedTuple):
     num_devices: int | None = None
     unbiased_running_var: bool = False
     timeout: float | None = None
-    group: str | Sequence | None = None
+    group: str | None = None
     nonfinite: str = NONFINITE[0]
     activation: str | None = None
     slope: float | None = None  # None unless the activation is "leaky_relu"
@@ -52,11 +51,11 @@ class Settings(NamedTuple):
         timeout = None if self.timeout is None else check_timeout(self.timeout)
         check_choice("nonfinite", self.nonfinite, NONFINITE)
         check_choice("activation", self.activation, ACTIVATIONS)
+        check_choice("group", self.group, GROUPS)
         is_unbiased = check_bool("unbiased_running_var", self.unbiased_running_var)
         return self._replace(
             unbiased_running_var=is_unbiased,
             timeout=timeout,
-            group=_checked_group(self.group),
             slope=self._checked_slope(),
         )
 
@@ -107,7 +106,6 @@ class Synchronization:
     ) -> None:
         self.name, self.settings = name, settings
         self.original = original  # the class that reverting restores
-        self._is_isolated = False
         self.contexts: list = []
         self.norm_settings: dict = {}  # the settings of a BatchNorm
         self.parameters: Any = weakref.WeakSet()
@@ -138,13 +136,13 @@ class Synchronization:
     ) -> None:
         """Pass all options to native code if one of them has changed.
 
-        A change with `restarts` also restarts the numbering of calls, so the caller
+        A change with `restarts` also makes the layer forget its devices, so the caller
         must first wait for all calls.
         """
+        watch_process()
         self.contexts, self.norm_settings = list(contexts), dict(norm_settings)
         settings = self.settings
-        group = "process" if self._is_isolated else settings.group
-        ranks = ranks_of(group, self.name)
+        ranks = _ranks_of(settings.group)
         options = (
             " ".join(map(str, contexts)).encode(),
             self.shared_name.encode(),
@@ -167,9 +165,9 @@ class Synchronization:
             load().gluon_syncbn_set_options(self.key, given, restarts)
             self._native_options = options
 
-    def isolate(self, is_isolated: bool) -> None:
-        """Synchronize with no other process, or with all processes of `group` again."""
-        self._is_isolated = is_isolated
+    def share_as(self, shared_name: str) -> None:
+        """Set the name by which other processes find the layer."""
+        self.shared_name = shared_name
         if self.norm_settings:
             self.update(self.contexts, self.norm_settings)
 
@@ -198,55 +196,16 @@ class Synchronization:
         return world().size == 1 and self.settings.group != "process"
 
     def is_connected(self) -> bool:
-        """Return True if `group` has other connected processes, also while isolated."""
-        ranks = ranks_of(self.settings.group, self.name)
+        """Return True if `group` has other connected processes."""
+        ranks = _ranks_of(self.settings.group)
         return len(ranks or range(world().size)) > 1
 
 
-def _checked_group(group):
-    """Return a checked group. A list of ranks is returned as a list of one list."""
-    if group is None or isinstance(group, str) and group in ("machine", "process"):
-        return group
-
-    def is_list(value):
-        return isinstance(value, (list, tuple)) and len(value) > 0
-
-    groups = group if is_list(group) and all(map(is_list, group)) else [group]
-    ranks = [rank for one in groups if is_list(one) for rank in one]
-    if not ranks or not all(map(is_int, ranks)):
-        raise TypeError(f"group must be {_EXPECTED}, got {short_repr(group)}")
-    if len({*ranks}) < len(ranks) or min(ranks) < 0:
-        raise ValueError(
-            f"group must have distinct ranks of at least 0, got {short_repr(group)}"
-        )
-    return groups
-
-
-def ranks_of(group: Any, layer: str) -> list[int]:
-    """Return the ranks that a layer of this group synchronizes with, ascending.
-
-    An empty list stands for all ranks.
-    """
+def _ranks_of(group):
+    """Return the ranks that a group synchronizes, ascending; none stands for all."""
     if group is None:
         return []
-    if group == "process":
-        return [world().rank]
-    if group == "machine":
-        return world().of_machine
-    highest = max(rank for one in group for rank in one)
-    if highest >= world().size:
-        hint = "" if world().is_connected else " Call distributed.init() first."
-        raise ValueError(
-            f"SyncBatchNorm '{layer}': group must have ranks below {world().size}, the "
-            f"number of processes, got {highest}.{hint}"
-        )
-    for one in group:
-        if world().rank in one:
-            return sorted(one)
-    raise ValueError(
-        f"SyncBatchNorm '{layer}': group must contain the rank {world().rank} of this "
-        f"process, got {group}"
-    )
+    return [world().rank] if group == "process" else world().of_machine
 
 
 class ActivatedBatchNorm(nn.BatchNorm):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import ctypes
 from functools import lru_cache, wraps
-from typing import Any, Callable, Iterable, Iterator, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -88,7 +88,12 @@ def push(
 
 
 def memory_of(array: mx.nd.NDArray) -> np.ndarray:
-    """Return a NumPy view of a CPU array's memory; call `wait_to_read` first."""
+    """Return a NumPy view of a CPU array's memory once no queued work uses the array.
+
+    MXNet's Python API waits for writers only (`wait_to_read`). Whoever writes through
+    the view must also wait for readers.
+    """
+    check_call(_LIB.MXNDArrayWaitToWrite(array.handle))
     pointer = ctypes.c_void_p()
     check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
     dtype = np.dtype(array.dtype)
@@ -115,11 +120,12 @@ def _operator(name):
     return _make_ndarray_function(handle, name, name)
 
 
-add_n = _operator("add_n")
 broadcast_add = _operator("broadcast_add")
 concat = _operator("Concat")
 identity = _operator("_copy")
-_copyto = _operator("_copyto")
+slice_axis = _operator("slice_axis")
+_add_n = _operator("add_n")
+copyto = _operator("_copyto")
 
 
 def array_of(values: np.ndarray, context: mx.Context) -> mx.nd.NDArray:
@@ -134,22 +140,26 @@ def to_context(array: mx.nd.NDArray, context: mx.Context) -> mx.nd.NDArray:
     if array.context == context:
         return array
     copied = mx.nd.empty(array.shape, context, array.dtype)
-    copied = _copyto(array.as_nd_ndarray(), out=copied)
+    copied = copyto(array.as_nd_ndarray(), out=copied)
     return copied.as_np_ndarray() if isinstance(array, mx.np.ndarray) else copied
 
 
-def sum_into_first(lists: Iterable[Sequence]) -> None:
-    """Write the sum of each list into its first array. Contexts may differ."""
-    for first, *others in lists:
-        if others and first.stype != "default":
-            copies = [array.as_in_context(first.context) for array in others]
-            mx.nd.add_n(first, *copies).copyto(first)
-        elif others:
-            total, copies = first.as_nd_ndarray(), []
-            for array in others:
-                copied = mx.nd.empty(array.shape, first.context, array.dtype)
-                copies.append(_copyto(array.as_nd_ndarray(), out=copied))
-            add_n(total, *copies, out=total)
+def write_sum(arrays: Sequence, out: mx.nd.NDArray, adds: bool = False) -> None:
+    """Write the sum of arrays on any contexts into `out`, or add the sum to it."""
+    context = out.context
+    if out.stype != "default":
+        arrays = [array.as_in_context(context) for array in arrays]
+        mx.nd.add_n(*arrays, *([out] if adds else [])).copyto(out)
+        return
+    out, arrays = out.as_nd_ndarray(), [array.as_nd_ndarray() for array in arrays]
+    if context.device_type == "gpu":  # CPU contexts read each other's arrays
+        arrays = [to_context(array, context) for array in arrays]
+    if adds and arrays[0] is not out:
+        arrays.insert(0, out)
+    if len(arrays) > 1:
+        _add_n(*arrays, out=out)
+    elif arrays[0] is not out:
+        copyto(*arrays, out=out)
 
 
 # ---- Random seeds.

@@ -122,32 +122,19 @@ def names_of(arrays: Iterable) -> list[str | None]:
     return [None if s is None else s.list_outputs()[0] for s in symbols]
 
 
-def variables_behind(arrays: Iterable) -> set[str]:
-    """Return the names of all variables that arrays depend on."""
-    symbols = [symbol for symbol in symbols_of(arrays) if symbol is not None]
+def variables_behind(arrays: Iterable, symbols: Iterable | None = None) -> set[str]:
+    """Return the names of all variables that arrays, or their graphs, depend on."""
+    found = symbols_of(arrays) if symbols is None else symbols
+    symbols = [symbol for symbol in found if symbol is not None]
     names = mx.sym.Group(symbols).list_arguments() if symbols else []
     return {name for name in names if name.startswith("var")}
 
 
-def operators_behind(arrays: Iterable) -> list[int]:
-    """Return the numbers of all operators that arrays depend on."""
-    symbols = [symbol for symbol in symbols_of(arrays) if symbol is not None]
-    if not symbols:
-        return []
-    names = mx.sym.Group(symbols).get_internals().list_outputs()
-    return [int(name.split("_")[1]) for name in names if name.startswith("node_")]
-
-
-def record_operator() -> mx.nd.NDArray:
-    """Record an operator. Its number separates earlier operators from later ones."""
-    return _identity(_marked("null", mx.cpu()))
-
-
 @functools.lru_cache(maxsize=None)
-def _marked(grad_req, context):
-    """Return a variable that no net reads. MXNet records operators that read it."""
+def _unused_variable(context):
+    """Return a variable that no net reads."""
     array = mx.nd.zeros((1,), ctx=context)
-    array.attach_grad(grad_req)
+    array.attach_grad()  # a backward would detach it if grad_req were "null"
     return array
 
 
@@ -166,28 +153,52 @@ def symbols_of(arrays: Iterable) -> list[Any]:
 # ---- Objects that live as long as a graph. An autograd.Function is in a cycle, so it
 # would keep them until Python's next garbage collection.
 
-_owned: dict = {}  # {number: [MXNet's list of callbacks, object]}
+_owned: dict = {}  # {number: _Owned}
 _numbers = itertools.count(1)
-# No signal's handler can interrupt this built-in method, unlike a Python function.
-_disown = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_owned.__delitem__)
-ctypes.pythonapi.Py_IncRef(ctypes.py_object(_disown))  # graphs may outlive this module
+# Graphs may outlive this module, so MXNet's lists of callbacks must not be freed.
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_owned))
 
 
-def owning_zero(owner: Any, array: mx.nd.NDArray) -> mx.nd.NDArray:
-    """Return a recorded 0 to add to an array; its graph keeps `owner` alive."""
-    shape, number = (1,) * array.ndim, next(_numbers)
+class _Owned:
+    """An object, and the callbacks of the operator whose deletion releases it.
+
+    MXNet may delete the operator in any thread, also while the interpreter ends or
+    another thread forks, and such a thread must not wait for Python's GIL. So the
+    callback is native, and only sets a flag that `release_owners` reads.
+    """
+
+    def __init__(self, set_flag: Any) -> None:
+        self.flag, self.owner = ctypes.c_int(0), None
+        address = ctypes.cast(set_flag, ctypes.c_void_p).value
+        self.functions = (ctypes.c_void_p * 2)(None, address)
+        self.arguments = (ctypes.c_void_p * 2)(None, ctypes.addressof(self.flag))
+        pointer = ctypes.POINTER(ctypes.CFUNCTYPE(ctypes.c_int))
+        functions = ctypes.cast(self.functions, pointer)
+        self.callbacks = mx.base.MXCallbackList(2, functions, self.arguments)
+
+
+def owning_zero(owner: Any, array: mx.nd.NDArray, set_flag: Any) -> mx.nd.NDArray:
+    """Return a recorded 0 to add to an array; its graph keeps `owner` alive.
+
+    `set_flag` is a C function that sets the int at its argument to 1.
+    """
+    release_owners()
+    shape = (1,) * array.ndim
     zeros = [mx.nd.zeros(shape, array.context, array.dtype) for _ in range(2)]
     zeros[0].attach_grad("null")  # the operator is recorded, but has no backward
-    functions = (ctypes.c_void_p * 2)(None, ctypes.cast(_disown, ctypes.c_void_p))
-    arguments = (ctypes.c_void_p * 2)(None, number)
-    pointer = ctypes.POINTER(ctypes.CFUNCTYPE(ctypes.c_int))
-    callbacks = mx.base.MXCallbackList(2, ctypes.cast(functions, pointer), arguments)
-    owned = _owned[number] = [callbacks]
+    owned = _owned[next(_numbers)] = _Owned(set_flag)
     source, result = (mx.base.c_handle_array([zero]) for zero in zeros)
-    reference = ctypes.byref(callbacks)
+    reference = ctypes.byref(owned.callbacks)
     mx.base.check_call(_LIB.MXCustomFunctionRecord(1, source, 1, result, reference))
-    owned.append(owner)  # not before, so that a failed call does not keep it
+    owned.owner = owner  # not before, so that a failed call does not keep it
     return zeros[1]
+
+
+def release_owners() -> None:
+    """Release the owners of graphs that MXNet has deleted."""
+    for number, owned in list(_owned.items()):
+        if owned.flag.value:
+            _owned.pop(number, None)
 
 
 # ---- Scopes. The class of scopes such as ``with autograd.record():`` is private.
@@ -245,6 +256,7 @@ def install_backward(backward: Callable[[BackwardCall], None]) -> None:
         if caller is not None and caller.f_code is differentiate.__code__:
             return _mxnet_differentiate(*arguments)
         backward(BackwardCall(arguments))
+        release_owners()
         return 0
 
     _LIB.MXAutogradBackwardEx = replacement
@@ -272,8 +284,7 @@ def drop(heads: Sequence) -> None:
     another variable, and asks for the gradient of this variable only. So no operator
     of the dropped graphs runs.
     """
-    # This variable is reused. A backward would detach it if its grad_req were "null".
-    variable = _marked("write", heads[0].context)
+    variable = _unused_variable(heads[0].context)
     was_recording = autograd.set_recording(True)
     try:
         heads = [*heads, _identity(variable)]

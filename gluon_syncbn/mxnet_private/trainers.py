@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
+from contextlib import contextmanager
 from functools import partial
 from operator import attrgetter
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterable, Iterator
 
 import mxnet as mx
 
-from .parameters import (
-    collect_lent,
-    copy_to_others,
-    data_of,
-    gradients_of,
-    is_fresh,
-    is_replicated,
-    is_summed,
-    mark_fresh,
-    trainer_of,
-)
+from .arrays import write_sum
+from .owners import ParallelParameter, mark_copies_fresh
+from .parameters import copy_to_others, trainer_of
 
 parameters_of = attrgetter("_params")  # ordered by the optimizer's index
 updates_on_kvstore = attrgetter("_update_on_kvstore")  # False: on each device
@@ -37,7 +29,7 @@ def sums_in_this_process(trainer: mx.gluon.Trainer, own_class: Any) -> bool:
 
 
 def _is_local(kvstore):
-    name = getattr(kvstore, "type", kvstore) or "local"
+    name = getattr(kvstore, "type", kvstore) or "local"  # None: no kvstore
     return name.startswith(("local", "device", "nccl"))
 
 
@@ -51,86 +43,83 @@ def has_kvstore(trainer: mx.gluon.Trainer) -> bool:
     return getattr(trainer, "_kv_initialized", False)  # unset during construction
 
 
-def update_on_devices(trainer: mx.gluon.Trainer) -> None:
-    """Make a parallel net's trainer update on devices, not on a local kvstore."""
-    is_local = _is_local(trainer._kvstore_params["kvstore"])
-    is_parallel = any(map(is_replicated, trainer._params))
-    if not is_parallel or not is_local or trainer._contains_sparse_weight:
-        return
-    # A kvstore updates its own copy of weights, which a program cannot change.
-    trainer._kvstore_params["update_on_kvstore"] = False
-    if trainer._update_on_kvstore:
-        states = trainer._kvstore._updater.get_states()
-        for updater in trainer._updaters:
-            updater.set_states(states)
-        trainer._reset_kvstore()
+def update_owners(trainer: mx.gluon.Trainer) -> None:
+    """Make a parallel net's trainer update the owners, not a local kvstore's weights.
 
-
-@contextlib.contextmanager
-def reduced_once(trainer: mx.gluon.Trainer) -> Iterator[None]:
-    """Reduce the gradients of parallel nets between processes only.
-
-    Each device already has the sum over this process. So at most one gradient of each
-    parameter is reduced, and the result is copied to each device.
+    A program cannot change weights of a kvstore.
     """
-    is_local = trainer._kvstore and not trainer._distributed
-    is_skipped = is_local and not trainer._update_on_kvstore
-    summed = [p for p in trainer._params if is_summed(p) and gradients_of(p)]
-    # A Trainer skips parameters whose grad_req is "null".
-    with _one_replica_each(trainer, summed, "null" if is_skipped else None):
-        yield
-    if not is_skipped:
-        for parameter in summed:
-            gradients = gradients_of(parameter)
-            copy_to_others(gradients[0], gradients)
+    if _has_owners(trainer):
+        trainer._kvstore_params["update_on_kvstore"] = False
+        if trainer._update_on_kvstore:
+            states = trainer._kvstore._updater.get_states()
+            for updater in trainer._updaters:
+                updater.set_states(states)
+        if trainer._kvstore:
+            trainer._reset_kvstore()
 
 
-@contextlib.contextmanager
-def updated_once(trainer: mx.gluon.Trainer) -> Iterator[None]:
-    """Update a parallel net's parameters on the first device, then copy them."""
-    parallel = [p for p in trainer._params if is_replicated(p) and gradients_of(p)]
-    for kind in "_grad", "_data":  # copies the program's changes to all devices
-        collect_lent(parallel, kind)
-    # An optimizer that draws random numbers would update each device differently.
-    with _one_replica_each(trainer, parallel):
-        yield
-    for parameter in parallel:
-        first, *others = data_of(parameter)
-        if not is_fresh(first):  # an update marks the gradient as stale
-            copy_to_others(first, others)
-            mark_fresh(others, False)
+def _has_owners(trainer):
+    is_local = _is_local(trainer._kvstore_params["kvstore"])
+    return (
+        is_local
+        and parallel_parameters(trainer)
+        and not trainer._contains_sparse_weight
+    )
 
 
-def share_states(trainer: mx.gluon.Trainer) -> None:
-    """Copy the first device's optimizer states to the others, after `updated_once`."""
-    first, *others = trainer._updaters
-    for other in others:
-        other.set_states(first.get_states())
+@contextmanager
+def without_kvstore(trainer: mx.gluon.Trainer) -> Iterator[None]:
+    """Make a trainer choose no local kvstore if it has nothing to reduce.
 
-
-@contextlib.contextmanager
-def _one_replica_each(trainer, parameters, grad_req=None):
-    saved, chosen = trainer._params, set(map(id, parameters))
-    trainer._params = [
-        _OneReplica(p, grad_req or p.grad_req) if id(p) in chosen else p for p in saved
-    ]
+    A deep copy of a net copies its trainer, and a kvstore cannot be copied.
+    """
+    settings = trainer._kvstore_params
+    kvstore = settings["kvstore"]
+    if _has_owners(trainer) and len(parallel_parameters(trainer)) == len(
+        trainer._params
+    ):
+        settings["kvstore"] = None
     try:
         yield
     finally:
-        trainer._params = saved
+        settings["kvstore"] = kvstore
 
 
-class _OneReplica:
-    """A parameter that lists all its data, but only its first gradient."""
+def use_replicas(trainer: mx.gluon.Trainer) -> None:
+    """Undo `update_owners`: copy the owners' optimizer states to all devices."""
+    first, *others = trainer._updaters
+    for other in others:
+        other.set_states(first.get_states())
+    if has_kvstore(trainer) and not trainer._distributed:
+        trainer._reset_kvstore()
 
-    def __init__(self, parameter, grad_req):
-        self._parameter, self.grad_req = parameter, grad_req
 
-    def __getattr__(self, name):
-        return getattr(self._parameter, name)
+def parallel_parameters(trainer: mx.gluon.Trainer) -> list:
+    return [p for p in trainer._params if isinstance(p, ParallelParameter)]
 
-    def list_grad(self):
-        return self._parameter.list_grad()[:1]
+
+def gradients_of(trainer: mx.gluon.Trainer) -> list:
+    """Return all gradients that backward writes, of parallel parameters the owners."""
+    return [
+        gradient
+        for p in trainer._params
+        for gradient in (p._grad or ())[: 1 if getattr(p, "is_summed", False) else None]
+    ]
+
+
+def sum_gradients(parameters: Iterable) -> None:
+    """Sum the gradients of a `Devices.map`, in which each device has its own."""
+    for parameter in parameters:
+        if parameter._grad and not parameter.is_summed:
+            write_sum(parameter._grad, parameter._grad[0])
+            copy_to_others(parameter._grad[0], parameter._grad)
+
+
+def mark_used(parameters: Iterable) -> None:
+    """Mark the gradients of a `Devices.map` as old; Gluon marks the owner's only."""
+    for parameter in parameters:
+        if not parameter.is_summed:
+            mark_copies_fresh(parameter, False)
 
 
 def when_trainer_is_set(parameter: mx.gluon.Parameter, act: Callable) -> None:

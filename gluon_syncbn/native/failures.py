@@ -18,12 +18,13 @@ from typing import Any, Iterator, Sequence
 import mxnet as mx
 
 from ..arguments import as_real, check_type, short_repr
+from ..mxnet_private.graphs import release_owners
 from .interrupts import DeferredSignals, watch_ctrl_c
 from .library import load
 
 _VARIABLE = "GLUON_SYNCBN_TIMEOUT"
+_EXIT_SECONDS = 10  # how long the exit waits for the map of another thread
 latest_recovery = 0, 0, ""  # its number (0 before the first), thread and reason
-contexts_of_recorded_calls = set()  # parallel/recorded_call.py adds them
 
 
 class Here(threading.local):
@@ -48,13 +49,17 @@ def turn() -> Iterator[tuple[DeferredSignals, bool]]:
     A recovery during a map would cancel only half of its work. Yield the section of
     deferred signals, and False if the wait has timed out.
     """
+    watch_ctrl_c()
     with DeferredSignals() as section:
         if here.contexts:  # the outermost map has the turn
             yield section, True
             return
         lock = _turns[os.getpid()]
         try:
-            yield section, section.wait(0, lock.acquire, True, lock_timeout())
+            has_turn = lock.acquire(False) or section.wait(
+                0, lock.acquire, True, lock_timeout()
+            )
+            yield section, has_turn
         finally:
             with suppress(RuntimeError):  # the wait timed out or was interrupted
                 lock.release()
@@ -128,6 +133,7 @@ def failure() -> str:
 
 def raise_pending() -> None:
     """Raise MXNetError if a layer has failed or another thread called `recover`."""
+    release_owners()
     failed = failure()
     if failed:
         raise mx.MXNetError(failed)
@@ -142,9 +148,12 @@ def raise_pending() -> None:
         )
 
 
-def end_waits(reason: str) -> None:
-    """Raise `reason` in all waits for devices, also in later ones until `recover`."""
-    load().gluon_syncbn_fail_all(reason, True)
+def end_waits(reason: str, tell_ranks: bool = True) -> None:
+    """Raise `reason` in all waits for devices, also in later ones until `recover`.
+
+    Other ranks get the error if `tell_ranks`, or if an exchange here waits for them.
+    """
+    load().gluon_syncbn_fail_all(reason, tell_ranks)
 
 
 def recover(reason: str = "gluon_syncbn.recover() was called") -> None:
@@ -152,7 +161,7 @@ def recover(reason: str = "gluon_syncbn.recover() was called") -> None:
 
     Call it after you have caught an :class:`mxnet.MXNetError` of a layer. It ends the
     waits of other layers, waits until MXNet is idle, drops the errors that arrays still
-    have, and restarts the numbering of the layers' calls.
+    have, and lets layers run on other devices than before.
 
     A step of a :class:`mxnet.gluon.Trainer` with a layer's parameters waits for its
     gradients and raises their error before it updates anything. So the parameters, the
@@ -211,6 +220,11 @@ def give_up(reason: str) -> None:
     """Cancel all pending work of this process."""
     global latest_recovery
     latest_recovery = latest_recovery[0] + 1, threading.get_ident(), reason
+    _cancel(reason)
+    load().gluon_syncbn_reset_all()
+
+
+def _cancel(reason):
     load().gluon_syncbn_fail_all(reason, False)
     # waitall may raise again for other errors. The limit prevents an endless loop.
     for _ in range(10_000):
@@ -219,31 +233,35 @@ def give_up(reason: str) -> None:
             break
         except mx.MXNetError:
             pass
-    load().gluon_syncbn_reset_all()
 
 
-def _finish_work():
-    """Cancel pending work before the Python interpreter ends."""
+def finish_work() -> None:
+    """Cancel pending work before the Python interpreter ends, for good.
+
+    Daemon threads still run. The failure remains, and no other thread gets a turn, so
+    they queue no operators that nothing would run.
+    """
     load().gluon_syncbn_set_locator(None)
-    give_up("the Python interpreter exits")
-    # After an error MXNet skips operators, and deletes them after waitall has returned.
-    # The deletion may call Python to free a RecordedCall, which would abort the process
-    # while the interpreter ends. MXNet deletes an operator before it runs the context's
-    # next operator, which is `zeros` here.
-    for context in contexts_of_recorded_calls:
-        mx.nd.zeros((1,), ctx=context).wait_to_read()
+    reason = "the Python interpreter exits"
+    load().gluon_syncbn_fail_all(reason, False)  # so a map in another thread ends
+    _turns[os.getpid()].acquire(timeout=min(lock_timeout(), _EXIT_SECONDS))
+    _cancel(reason)
+
+
+def watch_process() -> None:
+    """Register handlers of forks, of the process's exit and of Ctrl-C."""
+    _register_handlers()
+    watch_ctrl_c()
 
 
 @lru_cache(maxsize=None)
-def watch_process() -> None:
-    """Register handlers of forks, of the process's exit and of Ctrl-C."""
+def _register_handlers():
     # The handler waits without the GIL (ctypes releases it), so other threads can run.
     os.register_at_fork(before=load().gluon_syncbn_wait_before_fork)
     # MXNet's own exit handler runs after this one. It stops the threads of custom
     # operators, then waits for all work, so it would wait for our operators forever.
-    atexit.register(_finish_work)
+    atexit.register(finish_work)
     load().gluon_syncbn_set_locator(_locate)
-    watch_ctrl_c()
 
 
 # ---- The user's lines, which timeouts and warnings show.

@@ -8,11 +8,13 @@ for the others. It could also let two threads call MXNet at once, which crashes 
 from __future__ import annotations
 
 import _signal  # noqa: PLC2701
+import fcntl
 import os
 import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from typing import Any, Callable
 
@@ -59,12 +61,12 @@ class DeferredSignals:
         try:
             DeferredSignals._open = None  # later signals call their handlers at once
             self._restore_handlers()
+        except BaseException:  # raised by a handler
+            self._restore_handlers()
+            raise
         finally:
-            try:
-                self._restore_handlers()  # a handler may have raised the first time
-            finally:
-                if self._deferred:
-                    _call_all(self._deferred)
+            if self._deferred:
+                _call_all(self._deferred)
 
     def _restore_handlers(self):
         for number, handler in self._handlers.items():
@@ -122,39 +124,68 @@ def _call_all(deferred):
 # ---- Ctrl-C.
 
 _SECONDS = 1.5  # how long a wait may last after Ctrl-C
+_listener: Any = None  # the thread, or the process in which another library listens
+_wakeup = -1  # the descriptor that Python writes to
 
 
 def watch_ctrl_c() -> None:
-    """Start a thread that ends the wait of a layer after Ctrl-C.
+    """Start a thread that ends the wait of a layer after Ctrl-C, if none runs.
 
     Python calls no handler while the main thread waits inside MXNet for a layer. But
     Python immediately writes the signal's number to the wakeup descriptor, which this
-    thread reads. If another library uses that descriptor, no thread is started.
+    thread reads. If another library uses that descriptor, no thread is started. Only
+    the main thread can set it, so layers and maps call this function again.
     """
+    global _listener, _wakeup
     if threading.current_thread() is not threading.main_thread():
         return
-    previous = signal.set_wakeup_fd(-1)
-    if previous != -1:
-        signal.set_wakeup_fd(previous)
+    if _listener == os.getpid() or getattr(_listener, "is_alive", bool)():
         return
-    read, write = os.pipe()
-    os.set_blocking(write, False)
-    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    threading.Thread(
+    previous = signal.set_wakeup_fd(-1)
+    if previous not in (-1, _wakeup):
+        signal.set_wakeup_fd(previous)
+        _listener = os.getpid()
+        return
+    read, _wakeup = map(_renumbered, os.pipe())
+    os.set_blocking(_wakeup, False)
+    signal.set_wakeup_fd(_wakeup, warn_on_full_buffer=False)
+    _listener = threading.Thread(
         target=_listen, args=(read,), name="gluon_syncbn-ctrl-c", daemon=True
-    ).start()
+    )
+    _listener.start()
 
-    def in_child():
-        found = signal.set_wakeup_fd(-1)
-        if found not in (-1, write):
-            signal.set_wakeup_fd(found)
 
-    os.register_at_fork(after_in_child=in_child)  # a child lacks the thread
+def _renumbered(descriptor):
+    """Give a descriptor a number that a file of the program hardly gets.
+
+    If the program closes all descriptors (`os.closerange`), its next files get the
+    lowest numbers, and Python would write the signals' numbers into one of them.
+    """
+    with suppress(OSError):  # the process may have fewer descriptors
+        renumbered = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 1000)
+        os.close(descriptor)
+        return renumbered
+    return descriptor
+
+
+def _forget_descriptor():  # in a child, which lacks the thread
+    found = signal.set_wakeup_fd(-1)
+    if found not in (-1, _wakeup):
+        signal.set_wakeup_fd(found)
+
+
+os.register_at_fork(after_in_child=_forget_descriptor)
 
 
 def _listen(descriptor):
     while True:
-        if signal.SIGINT not in os.read(descriptor, 4096):
+        try:
+            numbers = os.read(descriptor, 4096)
+        except OSError:
+            numbers = b""
+        if not numbers:  # the program has closed the descriptors
+            return
+        if signal.SIGINT not in numbers:
             continue
         position = _position()
         time.sleep(_SECONDS)

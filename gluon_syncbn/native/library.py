@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import os
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,7 @@ _SIGNATURES = {  # src/c_api/ defines these functions
     "gluon_syncbn_longest_wait": (_double, []),
     "gluon_syncbn_note_time": (None, [_pointer, _pointer]),
     "gluon_syncbn_do_nothing": (None, [_pointer, _pointer]),
+    "gluon_syncbn_set_flag": (_int, [_pointer]),
     "gluon_syncbn_set_timeout": (None, [_double]),
     "gluon_syncbn_timeout": (_double, []),
     "gluon_syncbn_failure": (Text, []),
@@ -93,7 +94,10 @@ _SIGNATURES = {  # src/c_api/ defines these functions
     "gluon_syncbn_cuda_architectures": (Text, []),
     "gluon_syncbn_cuda_missing": (Text, []),
     "gluon_syncbn_distributed_open": (Status, [_pointer]),
-    "gluon_syncbn_distributed_sum": (Status, [Text, Text, _array, _int64, _double]),
+    "gluon_syncbn_distributed_gather": (
+        Status,
+        [Text, _array, _int64, _double, _pointer, _pointer],
+    ),
     "gluon_syncbn_distributed_leave": (Status, []),
     "gluon_syncbn_distributed_stop": (Status, [_double]),
     "gluon_syncbn_exit_after": (Status, [_double, Text]),
@@ -114,7 +118,7 @@ def mpi_path() -> Path:
 @functools.lru_cache(maxsize=None)
 def load() -> ctypes.CDLL:
     file = path()
-    if not file.exists():
+    if not os.path.exists(file):  # noqa: PTH110 - Path.exists raises for long names
         raise ImportError(
             f"{file} does not exist. Build it with {_BUILD}. If gluon_syncbn is "
             "installed, start Python outside the folder of its sources."
@@ -124,7 +128,6 @@ def load() -> ctypes.CDLL:
         limits = "generic", "avx2", "avx512"
         check_choice("GLUON_SYNCBN_INSTRUCTION_SET", limit, limits)
     try:
-        _check_whole(file)
         library = ctypes.CDLL(str(file))
     except OSError as error:
         raise ImportError(
@@ -136,49 +139,25 @@ def load() -> ctypes.CDLL:
     return library
 
 
-def _check_whole(file):
-    """Raise OSError if the file's end is missing, which would crash the process.
-
-    An ELF file ends with a table of its sections; a full disk may leave zeros there.
-    """
-    content = file.read_bytes().ljust(64, b"\0")
-    offset, size, count = struct.unpack_from("<Q10xHH", content, 40)
-    sections = content[offset : offset + size * count]
-    if len(sections) < size * count or not any(sections[-size:]):
-        raise OSError("its end is missing")
-
-
 def declare(library: ctypes.CDLL, file: Path, signatures: dict) -> None:
     """Set the types of a library's functions to `signatures`.
 
-    Raise ImportError if the library was built with other types, because calls with
-    wrong types corrupt memory. The library lists its types (src/core/c_interface.h).
+    Raise ImportError if the library was built with another version of this file,
+    because calls with wrong types corrupt memory.
     """
-    found = {}
-    if hasattr(library, "gluon_syncbn_interface"):
-        library.gluon_syncbn_interface.restype = ctypes.c_char_p
-        lines = library.gluon_syncbn_interface().decode().splitlines()
-        found = dict(line.split(" ", 1) for line in lines)
+    found = b""
+    if hasattr(library, "gluon_syncbn_build_id"):
+        library.gluon_syncbn_build_id.restype = ctypes.c_char_p
+        found = library.gluon_syncbn_build_id()
+    if found.decode() != hashlib.sha256(Path(__file__).read_bytes()).hexdigest():
+        raise ImportError(
+            f"{file} was built from other sources. Build it again with {_BUILD}."
+        )
     for name, (result, arguments) in signatures.items():
-        types = " ".join(map(_name_of_type, [result, *arguments]))
-        if found.get(name) != types:
-            raise ImportError(
-                f"{file} was built from other sources: types of {name} must be "
-                f"{types}, got {found.get(name)}. Build it again with {_BUILD}."
-            )
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
         if result in _CONVERSIONS:
             function.errcheck = _CONVERSIONS[result]
-
-
-def _name_of_type(ctype):
-    if ctype is None:
-        return "void"
-    pointers = ctypes.c_void_p, ctypes.c_char_p
-    kinds = ((pointers, "pointer"), (ctypes.Structure, "struct"), (_double, "float"))
-    kind = next((name for types, name in kinds if issubclass(ctype, types)), "int")
-    return f"{kind}{ctypes.sizeof(ctype)}"
 
 
 def features() -> dict[str, Any]:

@@ -14,7 +14,6 @@ from typing import Any, Sequence
 import mxnet as mx
 import numpy as np
 
-from ..arguments import check_int
 from . import failures
 from .library import declare, load, mpi_path
 
@@ -55,7 +54,7 @@ def world() -> World:
 
 def _leave_at_exit():
     load().gluon_syncbn_distributed_leave()
-    failures.give_up("the Python interpreter exits")  # no operator uses MPI after this
+    failures.finish_work()  # no operator uses MPI after this
     # mpi4py finalizes MPI after all exit handlers. MPI_Finalize would occupy a
     # processor while it waits for all ranks, so this call waits for them first.
     load().gluon_syncbn_distributed_stop(failures.get_timeout())
@@ -207,37 +206,6 @@ def shutdown() -> None:
         mx.nd.waitall()
         _world.has_left = True
         load().gluon_syncbn_distributed_leave()
-
-
-def groups_of(k: int) -> list[list[int]]:
-    """Divide the processes into groups of `k`.
-
-    Parameters
-    ----------
-    k : int
-        Size of a group, at least 1. The last group may be smaller.
-
-    Returns
-    -------
-    list of lists of int
-        Ranks, for the argument `group` of :class:`gluon_syncbn.SyncBatchNorm`.
-
-    Raises
-    ------
-    ValueError
-        If `k` is less than 1.
-    TypeError
-        If `k` is not an int.
-
-    Examples
-    --------
-    >>> from gluon_syncbn.distributed import groups_of
-    >>> groups_of(2)
-    [[0]]
-    """
-    check_int("k", k, minimum=1)
-    ranks = list(range(size()))
-    return [ranks[i : i + k] for i in range(0, len(ranks), k)]
 
 
 # ---- MPI.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import weakref
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Iterable
 
 import mxnet as mx
 
 from ..mxnet_private import trainers
-from ..mxnet_private.parameters import gradients_of, is_replicated, trainer_of
+from ..mxnet_private.owners import changing_owners, is_replicated
+from ..mxnet_private.parameters import trainer_of
 from . import failures
 from .failures import warn
 from .interrupts import DeferredSignals
@@ -46,7 +48,7 @@ def _guard(trainer):
     if not isinstance(trainer, _Guarded):
         trainer.__class__ = _guarded_class(type(trainer))
     if trainers.has_kvstore(trainer):
-        trainers.update_on_devices(trainer)
+        trainers.update_owners(trainer)
 
 
 @lru_cache(maxsize=None)
@@ -75,8 +77,9 @@ class _Guarded(mx.gluon.Trainer):
             return super().step(*args, **kwargs)
 
     def _init_kvstore(self):
-        trainers.update_on_devices(self)
-        super()._init_kvstore()
+        trainers.update_owners(self)
+        with trainers.without_kvstore(self), changing_owners([]):
+            super()._init_kvstore()
 
     def _init_params(self):
         # MXNet queues copies of the parameters here. If pending work has failed, it
@@ -84,7 +87,7 @@ class _Guarded(mx.gluon.Trainer):
         if trainers.not_copied_yet(self):
             _warn_of_unconnected_layers(self)
             mx.nd.waitall()
-        with DeferredSignals():  # an interrupted call cannot be repeated
+        with _queued_as_a_whole(self):
             super()._init_params()
         if trainers.workers_of(self) > 1:
             # MXNet may send the first gradients before these copies are complete. Then
@@ -96,15 +99,25 @@ class _Guarded(mx.gluon.Trainer):
         # it may overlap with backward.
         if trainers.updates_on_kvstore(self):
             _await_gradients(self)
-        with DeferredSignals(), trainers.reduced_once(self):
+        with _queued_as_a_whole(self) as parallel:
+            trainers.sum_gradients(parallel)
             super()._allreduce_grads()
 
     def _update(self, *args, **kwargs):
-        if trainers.updates_on_kvstore(self):  # the reduction did the update
-            return super()._update(*args, **kwargs)
-        _await_gradients(self)
-        with DeferredSignals(), trainers.updated_once(self):
-            return super()._update(*args, **kwargs)
+        if not trainers.updates_on_kvstore(self):  # else the reduction did the update
+            _await_gradients(self)
+        # An optimizer that draws random numbers would update each device differently.
+        with _queued_as_a_whole(self) as parallel:
+            super()._update(*args, **kwargs)
+            trainers.mark_used(parallel)
+
+
+@contextmanager
+def _queued_as_a_whole(trainer):
+    """Defer signals while a trainer changes owners; yield its parallel parameters."""
+    parallel = trainers.parallel_parameters(trainer)
+    with DeferredSignals(), changing_owners(parallel):
+        yield parallel
 
 
 def _await_gradients(trainer):
@@ -113,9 +126,8 @@ def _await_gradients(trainer):
     If the program reads its loss, MXNet raises the layer's error and forgets it. Then
     it computes gradients from memory that was never written, without another error.
     """
-    for parameter in trainers.parameters_of(trainer):
-        for gradient in gradients_of(parameter):
-            gradient.wait_to_read()
+    for gradient in trainers.gradients_of(trainer):
+        gradient.wait_to_read()
     failures.raise_pending()
 
 

@@ -101,6 +101,10 @@ class Workers:
             self._workers[key] = Worker(f"gluon_syncbn-{context}")
         return self._workers[key]
 
+    def are_busy(self) -> bool:
+        """Return True if calls may run whose caller was interrupted."""
+        return any(worker.unfinished for worker in list(self._workers.values()))
+
     def finish(self) -> None:
         """Wait for calls whose caller was interrupted.
 
@@ -261,21 +265,19 @@ class Devices:
                 f"{comma_list(sorted(lengths))}. A net of make_parallel takes batches "
                 "with fewer rows."
             )
+        check_type("function", function, Callable, "a function")
         return self.map_first(function, *lists)
 
-    def map_first(self, function: Callable, *lists: Sequence) -> list:
+    def map_first(
+        self, function: Callable, *lists: Sequence, tell_ranks: bool = True
+    ) -> list:
         """Call a function as :meth:`map` does, for the first contexts only.
 
-        The lists have as many elements as there are contexts to call. ValueError is
-        raised if they differ in length, or have more elements than there are contexts.
+        If `tell_ranks`, an exception also ends the training of other processes. An
+        exception in a prediction need not, because they do not wait for it.
+
+        The lists have as many elements as there are contexts to call.
         """
-        check_type("function", function, Callable, "a function")
-        lengths = _lengths(lists)
-        if len(lengths) > 1 or max(lengths, default=0) > len(self.contexts):
-            raise ValueError(
-                f"lists must have equal lengths of at most {len(self)}, got lengths "
-                f"{comma_list(sorted(lengths))}"
-            )
         is_nested = bool(failures.here.contexts)
         with failures.turn() as (section, has_turn):
             if not has_turn:
@@ -284,7 +286,8 @@ class Devices:
                 )
             # The first argument of `wait` is how many presses of Ctrl-C it defers.
             if not is_nested:
-                section.wait(0, self._workers.finish)  # calls of an interrupted map
+                if self._workers.are_busy():  # with calls of an interrupted map
+                    section.wait(0, self._workers.finish)
                 failures.raise_pending()
             call = _with_callers_state(function, self.contexts)
             try:
@@ -299,7 +302,7 @@ class Devices:
                     "cancelled because a call for another context raised "
                     f"{type(error).__name__}: {error}"
                 )
-                failures.end_waits(reason)
+                failures.end_waits(reason, tell_ranks)
                 if not is_nested:
                     # A KeyboardInterrupt may leave a thread at work, and MXNet crashes
                     # if two threads call it at once.

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import collections
-import re
-import threading
-from contextlib import ExitStack, nullcontext
-from functools import lru_cache, partial
+from contextlib import nullcontext
+from functools import partial
 from typing import Any, Callable, Sequence
 
 import mxnet as mx
 from mxnet import autograd
 
-from ..arguments import check_block, comma_list, pluralize
+from ..arguments import check_block, comma_list
 from ..layer.convert import convert
-from ..layer.finding import (
-    shardwise_operators,
-    synchronized_layers,
-    unsynchronized_layers,
-)
+from ..layer.finding import synchronized_layers, unsynchronized_layers
 from ..layer.synchronization import Settings
 from ..mxnet_private.arrays import flatten, rebuild
 from ..mxnet_private.blocks import (
@@ -31,21 +24,23 @@ from ..mxnet_private.blocks import (
     name_of,
     traced_block,
 )
-from ..mxnet_private.graphs import count_scopes, record_operator, scope_number
-from ..mxnet_private.parameters import (
-    collect_lent,
-    contexts_of,
-    not_replicated,
+from ..mxnet_private.owners import (
+    Variables,
+    copy_owners,
+    find_lists,
+    is_replicated,
     replicate,
     set_summed,
+    stale_parameters,
 )
+from ..mxnet_private.parameters import contexts_of, is_dense
 from ..native import failures, steps
 from ..native.failures import warn
 from .backward import replace_backward
-from .devices import Devices, OwnThreads, inside_map
-from .recorded_call import RecordedCall, refuse_losses, variables_on
-from .replicas import only_participants, unchanged
-from .shards import Shards, check_independent_of_rows, describe_outputs, join_shards
+from .devices import Devices, inside_map
+from .participants import only_participants
+from .recorded_call import RecordedCall
+from .shards import Shards, check_outputs, join_shards
 
 
 class ForwardOnDevices(ForwardReplacement):
@@ -56,37 +51,35 @@ class ForwardOnDevices(ForwardReplacement):
         # False if the user has assigned to net.forward. layer/finding.py reads this.
         functions = self.replaced.values()
         self.calls_class = all(getattr(f, "calls_class", False) for f in functions)
-        self._variables: dict = {}  # a cache for RecordedCall.join
+        self._variables = Variables()
 
     def run(
-        self,
-        devices: Devices,
-        shards: Shards,
-        parameters: Sequence,
-        check: Callable[[Sequence, Sequence], None] = lambda outputs, leaves: None,
+        self, devices: Devices, shards: Shards, parameters: Callable[[], Sequence]
     ) -> Any:
         """Run the net on the shards; return the joined output.
 
-        `check` is called with the devices' outputs and their leaves.
+        `parameters` is called after the devices, because their calls may make layers.
         """
         call = None
         if autograd.is_recording():
             replace_backward()
             failures.watch_process()
-            call = RecordedCall(self.net, devices, shards, parameters)
-        outputs = devices.map_first(self.run_replaced, *zip(*shards.arguments))
+            call = RecordedCall(self.net, devices, shards)
+        trains = autograd.is_recording() or autograd.is_training()
+        arguments = zip(*shards.arguments)
+        outputs = devices.map_first(self.run_replaced, *arguments, tell_ranks=trains)
         leaves = [flatten(output) for output in outputs]
-        check(outputs, leaves)
+        if len(leaves) > 1:
+            check_outputs(outputs, leaves, shards)
         if call:
-            joined = call.join(leaves, self._variables)
+            known = parameters()
+            if shards.axis is not None:
+                set_summed(known, True)
+            joined = call.join(leaves, self._variables.of(known))
         else:
             axis, (context, *_) = shards.axis, shards.contexts
             joined = [join_shards(column, axis, context) for column in zip(*leaves)]
         return rebuild(outputs[0], iter(joined))
-
-
-# A call that only finds out shapes must not use the devices' random generators.
-_devices_for_shapes = lru_cache(maxsize=None)(OwnThreads)
 
 
 class ParallelForward(ForwardOnDevices):
@@ -104,11 +97,9 @@ class ParallelForward(ForwardOnDevices):
         self._settings = settings  # None if layers are not converted
         self._unconverted: set = set()  # names of layers that stay unsynchronized
         self._classes: dict = {}  # each block's class in the latest conversion
-        # {kinds of inputs: checked descriptions of outputs, without sizes}
-        self._known: dict = collections.defaultdict(set)
-        self._latest_call = None, None
-        self._has_checked_operators = self._has_warned_of_few_rows = False
-        count_scopes()
+        # Each parameter's lists of arrays and gradients in the latest call
+        self._lists: dict = {}
+        self._has_predicted = False  # True if a prediction may be pending
 
     def __call__(self, *args: Any) -> Any:
         contexts, inputs = self.devices.contexts, flatten(args)
@@ -117,46 +108,38 @@ class ParallelForward(ForwardOnDevices):
         if is_traced(inputs):
             self._check_trace()
             return self._run_on_one_device(args)
-        blocks = blocks_of(self.net)
+        blocks, is_training = blocks_of(self.net), autograd.is_training()
         parameters = self.adopt_parameters(blocks)
-        is_training = autograd.is_training()
-        if autograd.is_recording():
-            self._check_whole_batch(inputs)
         if is_training and self._has_new_layers(blocks):
             self.convert_layers(blocks)
-        collect_lent(parameters)  # the program may have changed parameters on a device
         shards = Shards.split(args, inputs, contexts, self.batch_axis)
-        kind = is_training, *((type(x), getattr(x, "ndim", None)) for x in inputs)
-        known = self._known[kind]
-        rows, expected = shards.rows, None
-        has_equal_rows = len(rows) > 1 and len(set(rows)) == 1
-        if has_equal_rows and not known:
-            expected = self._describe_other_rows(args, shards, parameters)
-        if is_training and not self._settings and max(rows) <= 2:
-            self._warn_of_few_rows(max(rows))
-
-        def check(outputs, leaves):
-            if autograd.is_recording() and not self._has_checked_operators:
-                self._has_checked_operators = True
-                _warn_of_operators(self.net, leaves[0])
-            if len(rows) == 1:
-                return
-            description = describe_outputs(outputs, leaves, shards)
-            sizeless = re.sub(r"\d+", "n", description)  # sizes may differ by call
-            if has_equal_rows and sizeless not in known:
-                other = expected
-                if known:
-                    other = self._describe_other_rows(args, shards, parameters)
-                check_independent_of_rows(description, other, rows[0])
-            known.add(sizeless)
-
-        # Layers wait for other devices only in training.
+        self._copy_owners(parameters)
         participants: Any = nullcontext()
-        if is_training and len(shards.contexts) < len(contexts):
+        if not is_training:  # layers do not wait for other devices
+            self._has_predicted = True
+        elif len(shards.contexts) < len(contexts):
             layers = synchronized_layers(self.net)
             participants = only_participants(layers, shards.contexts)
+
+        def after_call():
+            now = blocks_of(self.net)
+            if now == blocks:
+                return parameters
+            if is_training and self._has_new_layers(now):
+                self._warn_of_new_layers()
+            return self.adopt_parameters(now)
+
         with participants:
-            return self.run(self.devices, shards, parameters, check)
+            return self.run(self.devices, shards, after_call)
+
+    def _copy_owners(self, parameters):
+        stale = stale_parameters(parameters)
+        if stale and self._has_predicted:
+            # oneDNN changes the layout of weights in predictions, in place, in work for
+            # which a copy does not wait.
+            mx.nd.waitall()
+            self._has_predicted = False
+        copy_owners(stale)
 
     def summary(self, *inputs: Any) -> None:
         """Print :meth:`mxnet.gluon.Block.summary` of the net on the first device."""
@@ -167,34 +150,48 @@ class ParallelForward(ForwardOnDevices):
             self.devices.map_first(summary, *zip(*shards.arguments))
 
     def adopt_parameters(self, blocks: Sequence[mx.gluon.Block]) -> list:
-        """Prepare the blocks' parameters for the devices, and return them."""
-        contexts = self.devices.contexts
+        """Prepare the blocks' parameters for the devices, and return them.
+
+        If the arrays of a parameter were replaced, graphs are made anew: a static_shape
+        graph would use the former arrays.
+        """
         # Each call does this, because the net may have changed. Gluon's collect_params
         # would take as long as queueing a small net.
-        all_parameters = [p for block in blocks for p in block.params.values()]
-        parameters = dict.fromkeys(all_parameters)
-        for parameter in not_replicated(parameters, contexts):
-            found = contexts_of(parameter)
-            if found and set(found) != set(contexts):
-                fix = (
-                    "Pass ctx=net.devices.contexts where parameters are initialized or "
-                    "loaded, or call "
-                    "net.collect_params().reset_ctx(net.devices.contexts)."
-                )
-                if not is_parallel(self.net):
-                    fix = "Call make_parallel(net, ctx, reset_ctx=True) to move them."
-                raise ValueError(
-                    f"parameter '{parameter.name}' must be initialized on "
-                    f"{comma_list(contexts)}, got {comma_list(found)}. {fix}"
-                )
-            if replicate(parameter, contexts, failures.here):
-                steps.guard_trainers([parameter])
-        return list(parameters)
+        found = dict.fromkeys(p for block in blocks for p in block.params.values())
+        former = self._lists
+        self._lists, changed = find_lists(found, former)
+        for parameter in changed:
+            self._adopt(parameter)
+        if any(former.get(parameter, (None,))[0] for parameter in changed):
+            self.net.apply(forget_graph)
+        return list(found)
+
+    def _adopt(self, parameter):
+        contexts, found = self.devices.contexts, contexts_of(parameter)
+        if found and set(found) != set(contexts):
+            fix = (
+                "Pass ctx=net.devices.contexts where parameters are initialized or "
+                "loaded, or call "
+                "net.collect_params().reset_ctx(net.devices.contexts)."
+            )
+            if not is_parallel(self.net):
+                fix = "Call make_parallel(net, ctx, reset_ctx=True) to move them."
+            raise ValueError(
+                f"parameter '{parameter.name}' must be initialized on "
+                f"{comma_list(contexts)}, got {comma_list(found)}. {fix}"
+            )
+        if is_dense(parameter) and not is_replicated(parameter):
+            replicate(parameter, failures.here)
+            steps.guard_trainers([parameter])
+        set_summed([parameter], False)  # new arrays have no gradient yet
 
     def _run_on_one_device(self, args):
+        parameters = self.adopt_parameters(blocks_of(self.net))
+        if inside_map() and mx.context.current_context() == failures.here.contexts[0]:
+            copy_owners(stale_parameters(parameters))  # before any device runs the net
         if autograd.is_recording():
             # Backward sums no gradients over devices here, so a Trainer must sum them.
-            set_summed(self.adopt_parameters(blocks_of(self.net)), False)
+            set_summed(parameters, False)
         return self.run_replaced(*args)
 
     def _check_trace(self):
@@ -217,22 +214,6 @@ class ParallelForward(ForwardOnDevices):
                 "instead."
             )
 
-    def _check_whole_batch(self, leaves):
-        """Raise ValueError if a loop over shards calls the net."""
-        contexts = (x.context for x in leaves if isinstance(x, mx.nd.NDArray))
-        context = next(contexts, None)
-        latest_scope, latest = self._latest_call
-        scope = threading.get_ident(), scope_number()
-        self._latest_call = scope, context
-        is_loop = latest_scope == scope and latest != context
-        if is_loop and {latest, context} <= set(self.devices.contexts):
-            raise ValueError(
-                f"net was called with arrays on {latest} and then with arrays on "
-                f"{context} in one autograd.record() block. A parallel net splits its "
-                "batch itself, so pass the whole batch in one call, without "
-                "split_and_load."
-            )
-
     def convert_layers(self, blocks: Sequence[mx.gluon.Block]) -> None:
         if self._settings:
             convert(self.net, self._settings)
@@ -248,52 +229,13 @@ class ParallelForward(ForwardOnDevices):
             return False
         return not set(unsynchronized_layers(self.net)) <= self._unconverted
 
-    def _warn_of_few_rows(self, rows):
-        if self._has_warned_of_few_rows:
-            return
-        self._has_warned_of_few_rows = True
-        found = unsynchronized_layers(self.net)
-        if found:
-            warn(
-                f"with sync_bn=False {found[0]} normalizes each device's "
-                f"{pluralize(rows, 'row')} alone, so its running statistics are "
-                "inaccurate. Call make_parallel with sync_bn=True, or pass more rows."
-            )
-
-    def _describe_other_rows(self, args, shards, parameters):
-        """Describe the first device's outputs for another number of rows.
-
-        An output without a batch axis may by chance be as long as each shard. A call
-        with another number of rows detects this, because the output keeps its length.
-        Return None if the net fails, because GluonCV's R-CNN accepts only one number of
-        rows.
-        """
-        contexts, count = self.devices.contexts, 3 if shards.rows[0] == 2 else 2
-        first, devices = contexts[:1], _devices_for_shapes(tuple(contexts))
-        begin = record_operator() if autograd.is_recording() else None
-
-        def run(*args):
-            try:
-                return self.run_replaced(*args)
-            except Exception:  # noqa: BLE001
-                return None  # raising here would cancel pending work
-
-        few = Shards.split(args, flatten(args), first, self.batch_axis, count)
-        with ExitStack() as stack:
-            if autograd.is_training():
-                stack.enter_context(unchanged(parameters))
-                layers = synchronized_layers(self.net)
-                # Other ranks may not make this call, so layers do not wait for them.
-                participants = only_participants(layers, first, is_isolated=True)
-                stack.enter_context(participants)
-            (output,) = devices.map_first(run, *zip(*few.arguments))
-            # A static graph keeps the random generator of its first thread.
-            self.net.apply(forget_graph)
-        if begin is not None:
-            refuse_losses(self.net, begin, variables_on(first[0], parameters))
-        if output is None:
-            return None
-        return describe_outputs([output], [flatten(output)], few, needs_rows=False)
+    def _warn_of_new_layers(self):
+        new = set(unsynchronized_layers(self.net)) - self._unconverted
+        warn(
+            f"the call has made {comma_list(sorted(new))}, which normalized each "
+            "device's rows alone. The next training call converts it to SyncBatchNorm. "
+            "Make all layers before the first call."
+        )
 
 
 def is_parallel(net: Any) -> bool:
@@ -306,14 +248,4 @@ def check_not_parallel(net: Any, function: str) -> None:
         raise ValueError(
             f"net must not be parallel yet for {function}, got a net over "
             f"{comma_list(net.devices.contexts)}. Call revert_parallel(net) first."
-        )
-
-
-def _warn_of_operators(net, outputs):
-    names = shardwise_operators(net, outputs)
-    if names:
-        warn(
-            f"the gradients of {comma_list(names)} use a count or mean of one shard, "
-            "not of the whole batch. Set normalization='null' in operators that have "
-            "it, and call trainer.step(rows) to divide by the number of rows."
         )

@@ -126,8 +126,9 @@ class _LoopForward(ForwardOnDevices):
         if devices is None:
             return self.run_replaced(*args)
         shards = Shards.as_is(args, *devices.contexts)
-        parameters = list(self.net.collect_params().values())
-        return self.run(devices, shards, parameters)
+        return self.run(
+            devices, shards, lambda: list(self.net.collect_params().values())
+        )
 
     def _devices_of(self, args):
         """Return the Devices for a call, or None if it runs in this thread."""
@@ -135,7 +136,7 @@ class _LoopForward(ForwardOnDevices):
         if not arrays or arrays[0].context.device_type == "gpu" or inside_map():
             return None
         is_main = threading.current_thread() is threading.main_thread()
-        if not (self.is_for_all_threads or is_main and autograd.is_training()):
+        if not (self.is_for_all_threads or is_main):
             return None
         context = arrays[0].context
         if context not in self._devices:

@@ -12,10 +12,9 @@ devices' graphs, and then, if inputs have gradients, in the graph that computed 
 
 from __future__ import annotations
 
-import collections
 import weakref
 from itertools import compress
-from typing import Any, Callable, Iterable, NamedTuple, Sequence
+from typing import Iterable, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -23,8 +22,9 @@ from mxnet import autograd
 from ..mxnet_private import graphs
 from ..mxnet_private.arrays import broadcast_add, flatten, to_context
 from ..mxnet_private.blocks import blocks_of, name_of
+from ..mxnet_private.owners import check_no_copies
 from ..mxnet_private.parameters import data_of
-from ..native import failures
+from ..native.library import load
 from ..native.steps import list_alive
 from .devices import Devices
 from .shards import Shards, join_shards
@@ -32,28 +32,10 @@ from .shards import Shards, join_shards
 _calls = weakref.WeakValueDictionary()  # {id: RecordedCall} in the order of calls
 
 
-class _DeviceOperators(NamedTuple):
-    """Operators that devices have recorded, on which a loss must not depend."""
-
-    net: str
-    ends: list  # result of an operator recorded before these, and of one recorded after
-    variables: set  # names of all variables that these operators may depend on
-
-
-# The operators of the latest 100 calls. A net may have kept their results for a loss.
-_device_operators: Any = collections.deque(maxlen=100)
-
-
-def refuse_losses(net: mx.gluon.Block, begin: mx.nd.NDArray, variables: set) -> None:
-    """Refuse losses that depend on operators recorded since the operator `begin`."""
-    ends = [begin, graphs.record_operator()]
-    _device_operators.append(_DeviceOperators(name_of(net), ends, variables))
-
-
 def calls_behind(heads: Iterable) -> tuple[list[RecordedCall], set[str]]:
     """Return the calls, the latest first, and the variables that heads depend on."""
     names, found = graphs.variables_behind(heads), []
-    _check_only_outputs(heads, names)
+    check_no_copies(names)
     for call in reversed(list_alive(_calls)):
         if not names.isdisjoint(call.cut_leaves):  # then search behind its inputs
             found.append(call)
@@ -61,34 +43,12 @@ def calls_behind(heads: Iterable) -> tuple[list[RecordedCall], set[str]]:
     return found, names
 
 
-def _check_only_outputs(heads, names):
-    """Raise ValueError if heads depend on a device's array that is not an output."""
-    found = [x for x in list(_device_operators) if not names.isdisjoint(x.variables)]
-    numbers = graphs.operators_behind(heads) if found else []
-    for operators in found:
-        before, after = graphs.operators_behind(operators.ends)
-        if any(before < number < after for number in numbers):
-            raise ValueError(
-                f"the loss depends on an array that {operators.net} computed on one "
-                "device and did not return, so the rows of other devices would not "
-                "count. Return the array from the net, with one value per row."
-            )
-
-
 class RecordedCall:
     """A recorded call of a net. It lives as long as the graph of its outputs."""
 
-    def __init__(
-        self,
-        net: mx.gluon.Block,
-        devices: Devices,
-        shards: Shards,
-        parameters: Sequence,
-    ) -> None:
-        self.parameters, self._net = parameters, net
-        self._devices, self._shards = devices, shards
+    def __init__(self, net: mx.gluon.Block, devices: Devices, shards: Shards) -> None:
+        self._net, self.devices, self._shards = net, devices, shards
         self.splits_batch = shards.axis is not None
-        self._begin = graphs.record_operator()
         # Backward uses these views as heads. MXNet accepts no variable as a head.
         self.inputs = [x.reshape(x.shape) for x, *_ in shards.recorded]
         per_device = zip(*(column for _, column, _ in shards.recorded))
@@ -97,31 +57,30 @@ class RecordedCall:
         self.cut_leaves: dict = {}  # {name: detached output, a variable}
         self.heads: list = []  # the devices' outputs that the latest backward reached
 
-    def join(self, outputs: Sequence, known: dict) -> list:
+    def join(self, outputs: Sequence, variables: dict) -> list:
         """Join the devices' outputs in the caller's graph, which then owns this object.
 
-        `known` is a cache, {context: names of the parameters' variables}.
+        `variables` are the parameters' variables by context and name.
         """
-        axis, contexts = self._shards.axis, self._shards.contexts
         if len(outputs[0]) > 1:
             outputs = list(map(_distinct_heads, outputs))
         self._device_outputs = outputs
-        places = zip(contexts, outputs, self._device_inputs)
-        have_variables = [self._check_variables(*place, known) for place in places]
-        if len(contexts) > 1 or axis is None:
-            names = set().union(*known.values(), *self._device_inputs)
-            refuse_losses(self._net, self._begin, names)
-        joined = [self._join_output(shards, have_variables) for shards in zip(*outputs)]
+        self._variables = [variables.get(c, {}) for c in self._shards.contexts]
+        found = [graphs.symbols_of(each) for each in outputs]
+        own = zip(found, self._device_inputs, self._variables)
+        have_variables = [self._check_variables(*each) for each in own]
+        joined = []
+        for shards, symbols in zip(zip(*outputs), zip(*found)):
+            pairs = zip(have_variables, symbols)
+            are_variables = [has and symbol is not None for has, symbol in pairs]
+            joined.append(self._join_output(shards, are_variables))
         self._leaf_names = list(zip(*(names for _, names in joined)))
         return [output for output, _ in joined]
 
-    def _check_variables(self, context, outputs, inputs, known):
-        """Return True if a device's graph has variables; raise if one is foreign."""
-        names = graphs.variables_behind(outputs)
-        foreign = names - inputs.keys() - known.get(context, set())
-        if foreign or context not in known:
-            known[context] = variables_on(context, self.parameters)
-        foreign -= known[context]
+    def _check_variables(self, symbols, inputs, parameters):
+        """Return True if a device's graphs have variables; raise if one is foreign."""
+        names = graphs.variables_behind((), symbols)
+        foreign = names - inputs.keys() - parameters.keys()
         if foreign:
             raise ValueError(
                 f"{_holder_of(foreign, self._net)}, which {name_of(self._net)} reads, "
@@ -131,65 +90,71 @@ class RecordedCall:
             )
         return bool(names)
 
-    def _join_output(self, shards, have_variables):
+    def _join_output(self, shards, are_variables):
         """Return a joined output, and for each device the cut leaf's name or None."""
         axis, context = self._shards.axis, self._shards.contexts[0]
-        pairs = zip(have_variables, graphs.names_of(shards))
-        are_variables = [has_variables and bool(name) for has_variables, name in pairs]
         if not any(are_variables):
             return join_shards(shards, axis, context), [None] * len(shards)
-        detached = [shard.detach().as_nd_ndarray() for shard in shards]
-        leaves = [to_context(leaf, context) for leaf in detached]
-        variables = list(compress(leaves, are_variables))
-        gradients = [mx.nd.empty(x.shape, context, x.dtype) for x in variables]
+        leaves = [shard.detach().as_nd_ndarray() for shard in shards]
+        places = self._shards.contexts
+        if context.device_type == "gpu":
+            leaves = [to_context(leaf, context) for leaf in leaves]
+            places = [context] * len(leaves)
+        pairs = list(compress(zip(leaves, places), are_variables))
+        variables = [leaf for leaf, _ in pairs]
+        gradients = [mx.nd.empty(x.shape, place, x.dtype) for x, place in pairs]
         autograd.mark_variables(variables, gradients)
         names = graphs.names_of(leaves)
         self.cut_leaves.update((n, x) for n, x in zip(names, leaves) if n)
-        failures.contexts_of_recorded_calls.add(context)
         _calls[id(self)] = self
-        leaves[0] = broadcast_add(leaves[0], graphs.owning_zero(self, leaves[0]))
+        set_flag = load().gluon_syncbn_set_flag
+        zero = graphs.owning_zero(self, leaves[0], set_flag)
+        leaves[0] = broadcast_add(leaves[0], zero)
         output = join_shards(leaves, axis, context)
         is_np = isinstance(shards[0], mx.np.ndarray)
         return output.as_np_ndarray() if is_np else output, names
 
     def backward(
-        self, cut_gradients: dict, adding: Callable, train_mode: bool
-    ) -> tuple[list, list]:
+        self, cut_gradients: dict, train_mode: bool
+    ) -> tuple[list, list, list]:
         """Run backward through each device's graph, in the device's thread.
 
-        The context manager `adding([context])` makes a graph add to earlier gradients.
-        Return the inputs that have gradients, and their gradients.
+        Return (variable, gradient) for each device's parameters, the inputs that have
+        gradients, and their gradients.
         """
 
-        def backward_on(context, outputs, names, inputs):
+        def backward_on(context, outputs, names, inputs, parameters):
             reached = [k for k, name in enumerate(names) if name in cut_gradients]
             heads = [outputs[k] for k in reached]
-            variables = graphs.variables_behind(heads)
-            if not variables:
-                return [], [None] * len(inputs)
-            dys = [to_context(cut_gradients[names[k]], context) for k in reached]
-            with adding([context]):
-                graphs.differentiate(heads, dys, (), True, train_mode)
-            dxs = [x.grad if name in variables else None for name, x in inputs.items()]
-            return heads, dxs
+            behind = graphs.variables_behind(heads)
+            if not behind:
+                return [], [], {}
+            dys = [cut_gradients[names[k]] for k in reached]
+            dys = [
+                dy if dy.context == context else to_context(dy, context) for dy in dys
+            ]
+            variables = [parameters[name] for name in parameters if name in behind]
+            xs = {name: x for name, x in inputs.items() if name in behind}
+            arrays = [v.arrays[v.index] for v in variables] + list(xs.values())
+            found = graphs.differentiate(heads, dys, arrays, True, train_mode)
+            dxs = dict(zip(xs, found[len(variables) :]))
+            return heads, list(zip(variables, found)), dxs
 
-        arguments = self._device_outputs, self._leaf_names, self._device_inputs
-        found = self._devices.map_first(backward_on, self._shards.contexts, *arguments)
-        self.heads = sum((heads for heads, _ in found), [])
-        recorded, columns = self._shards.recorded, zip(*(dxs for _, dxs in found))
+        own = self._device_outputs, self._leaf_names, self._device_inputs
+        contexts = self._shards.contexts
+        found = self.devices.map_first(backward_on, contexts, *own, self._variables)
+        self.heads = [head for heads, *_ in found for head in heads]
         inputs, gradients = [], []
-        for x, (_, shards, axis), dxs in zip(self.inputs, recorded, columns):
+        for number, (_, shards, axis) in enumerate(self._shards.recorded):
+            names = [list(xs)[number] for xs in self._device_inputs]
+            dxs = [dxs.get(name) for name, (*_, dxs) in zip(names, found)]
             if any(dx is not None for dx in dxs):
                 pairs = zip(dxs, shards)
                 filled = [mx.nd.zeros_like(y) if dx is None else dx for dx, y in pairs]
+                x = self.inputs[number]
                 inputs.append(x)
                 gradients.append(join_shards(filled, axis, x.context))
-        return inputs, gradients
-
-
-def variables_on(context: mx.Context, parameters: Iterable) -> set[str | None]:
-    arrays = [data for parameter in parameters for data in data_of(parameter)]
-    return set(graphs.names_of(data for data in arrays if data.context == context))
+        return [pair for _, pairs, _ in found for pair in pairs], inputs, gradients
 
 
 def _distinct_heads(outputs):

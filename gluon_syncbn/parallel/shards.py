@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any, Iterable, Sequence
@@ -10,18 +11,18 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from ..arguments import check_type, comma_list, pluralize
+from ..arguments import check_type, comma_list, short_repr
 from ..mxnet_private.arrays import (
-    add_n,
     array_of,
+    arrays_in,
     concat,
     flatten,
     rebuild,
+    slice_axis,
     to_context,
+    write_sum,
 )
 from ..mxnet_private.graphs import DTYPES, variables_behind
-
-_FIX = "Return one value per row, also from a loss inside the net."
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,8 @@ class Shards:
         leaves: Sequence,
         contexts: Sequence[mx.Context],
         axis: int,
-        limit: int | None = None,
     ) -> Shards:
-        """Split the first `limit` rows of `leaves`, which are the flattened `args`.
+        """Split the rows of `leaves`, which are the flattened `args`.
 
         Leaves without rows go to each context. Contexts that get no row are left out.
         """
@@ -64,7 +64,6 @@ class Shards:
             hasattr(x, "dtype") and len(getattr(x, "shape", ())) > 0 for x in leaves
         ]
         count = number_of_rows(compress(leaves, are_split), axis)
-        count = count if limit is None else min(count, limit)
         contexts = contexts[:count]
         bounds = share_bounds(count, len(contexts))
         columns, recorded = [], []
@@ -105,15 +104,21 @@ def split_rows(
     bounds: Sequence[tuple[int, int]],
 ) -> list[mx.nd.NDArray]:
     """Return each context's rows, from `begin` to `end`, without recording."""
-    shards, index = [], [slice(None)] * batch.ndim
-    is_array = isinstance(batch, mx.nd.NDArray)
-    rows: Any = batch
-    rows = rows.detach() if is_array else rows
-    for context, (begin, end) in zip(contexts, bounds):
-        index[batch_axis] = slice(begin, end)
-        shard = rows[tuple(index)]
-        shards.append((to_context if is_array else array_of)(shard, context))
-    return shards
+    if not isinstance(batch, mx.nd.NDArray):
+        index: Any = [slice(None)] * batch.ndim
+        shards = []
+        for context, (begin, end) in zip(contexts, bounds):
+            index[batch_axis] = slice(begin, end)
+            shards.append(array_of(batch[tuple(index)], context))
+        return shards
+    # MXNet's indexing would ask for the batch's shape 20 times.
+    rows, axis = batch.detach().as_nd_ndarray(), {"axis": batch_axis}
+    shards = [slice_axis(rows, begin=b, end=e, **axis) for b, e in bounds]
+    own = batch.context
+    if any(context != own for context in contexts):
+        shards = [to_context(x, context) for x, context in zip(shards, contexts)]
+    is_np = isinstance(batch, mx.np.ndarray)
+    return [shard.as_np_ndarray() for shard in shards] if is_np else shards
 
 
 def join_shards(shards: Sequence, axis: int | None, context: mx.Context) -> Any:
@@ -123,11 +128,15 @@ def join_shards(shards: Sequence, axis: int | None, context: mx.Context) -> Any:
     """
     if not isinstance(shards[0], mx.nd.NDArray):
         return shards[0]
-    arrays = [x if x.context == context else to_context(x, context) for x in shards]
+    arrays = shards
+    if len(arrays) == 1 or context.device_type == "gpu":
+        arrays = [to_context(x, context) for x in shards]
     if len(arrays) == 1:
         return arrays[0]
     if axis is None:
-        return add_n(*arrays)
+        total = mx.nd.empty(arrays[0].shape, context, arrays[0].dtype)
+        write_sum(arrays, total)
+        return total
     is_np = isinstance(arrays[0], mx.np.ndarray)
     return mx.np.concatenate(arrays, axis) if is_np else concat(*arrays, dim=axis)
 
@@ -184,24 +193,13 @@ def number_of_rows(arrays: Iterable, axis: int) -> int:
     return counts.pop()
 
 
-def describe_outputs(
-    outputs: Sequence, leaves: Sequence, shards: Shards, needs_rows: bool = True
-) -> str:
-    """Return the structure, types, dtypes and shapes that all devices' outputs have.
-
-    A star in a shape stands for the rows. Raise ValueError if the devices' outputs
-    differ, or if an array needs rows and does not have them.
-    """
+def check_outputs(outputs: Sequence, leaves: Sequence, shards: Shards) -> None:
+    """Raise ValueError unless the devices' outputs can be joined along the rows."""
     axis, found = shards.axis, []
-    for output, arrays, rows in zip(outputs, leaves, shards.rows):
-        texts = [_describe(leaf, axis, rows) for leaf in arrays]
-        for number, (leaf, text) in enumerate(zip(arrays, texts)):
-            if needs_rows and isinstance(leaf, mx.nd.NDArray) and "*" not in text:
-                raise ValueError(
-                    f"output {number} must have {rows} rows along axis {axis} like the "
-                    f"input, got shape {leaf.shape} on {leaf.context}. {_FIX}"
-                )
-        found.append(str(rebuild(output, iter(texts))))
+    for output, items, rows in zip(outputs, leaves, shards.rows):
+        texts = [_describe(k, leaf, axis, rows) for k, leaf in enumerate(items)]
+        is_leaf = len(items) == 1 and items[0] is output
+        found.append(texts[0] if is_leaf else str(rebuild(output, iter(texts))))
     for context, description in zip(shards.contexts, found):
         if description != found[0]:
             raise ValueError(
@@ -209,23 +207,25 @@ def describe_outputs(
                 f"all devices, apart from the rows (*) along axis {axis}, got "
                 f"{found[0]} on {shards.contexts[0]} and {description} on {context}"
             )
-    return found[0]
 
 
-def check_independent_of_rows(description: str, other: str | None, rows: int) -> None:
-    """Raise ValueError if the outputs' description depends on the number of rows."""
-    if other not in (description, None):
-        raise ValueError(
-            "the outputs must have the same shapes for any number of rows (*), got "
-            f"{description} for {pluralize(rows, 'row')} on each device, {other} for "
-            f"another number of rows. {_FIX}"
-        )
-
-
-def _describe(leaf, axis, rows):
+def _describe(number, leaf, axis, rows):
+    """Return an output's type, dtype and shape, with a star for the rows."""
     if not isinstance(leaf, mx.nd.NDArray):
+        if isinstance(leaf, Iterator) or arrays_in(dict(getattr(leaf, "__dict__", {}))):
+            raise ValueError(
+                f"output {number} must be an array, or a list, tuple or dict of "
+                f"arrays, got an object with arrays of one device: {short_repr(leaf)}. "
+                "Return its arrays."
+            )
         return type(leaf).__name__
-    shape = list(map(str, leaf.shape))
-    if -leaf.ndim <= axis < leaf.ndim and leaf.shape[axis] == rows:
-        shape[axis] = "*"
+    sizes = leaf.shape
+    shape = list(map(str, sizes))
+    if not -len(sizes) <= axis < len(sizes) or sizes[axis] != rows:
+        raise ValueError(
+            f"output {number} must have {rows} rows along axis {axis} like the input, "
+            f"got shape {sizes} on {leaf.context}. Return one value per row, also "
+            "from a loss inside the net."
+        )
+    shape[axis] = "*"
     return f"{type(leaf).__name__} {np.dtype(leaf.dtype)} ({', '.join(shape)})"

@@ -32,14 +32,11 @@ class Split:
         own_rows = range(distributed.rank(), rows, distributed.size())
         self.sampler = mx.gluon.data.BatchSampler(own_rows, args.batch_size, "keep")
         if name == "train":
-            shards = distributed.ShardSampler(rows, args.batch_size, seed=args.seed)
-            self.sampler, self.is_training = shards, True
+            self.sampler, self.is_training = _TrainingRows(self, rows), True
         more = {"num_workers": 1, "thread_pool": True, "batchify_fn": assemble}
         self.loader = mx.gluon.data.DataLoader(self, batch_sampler=self.sampler, **more)
 
     def __iter__(self):
-        if self.is_training:
-            self.sampler.set_epoch(self.epoch)
         return iter(self.loader)
 
     def __getitem__(self, index):
@@ -48,6 +45,27 @@ class Split:
         if self.is_training:
             rng = np.random.default_rng([self.args.seed, self.epoch, index])
         return square(*self.load(self.items[index]), self.args.crop_size, rng)
+
+
+class _TrainingRows:
+    """This process's rows of each batch; every process gets a row of the last batch."""
+
+    def __init__(self, split, rows):
+        self._split, self._rows, self._size = split, rows, split.args.batch_size
+        last = rows % self._size or self._size
+        self._filled = rows + max(0, distributed.size() - last)
+
+    def __iter__(self):
+        order = np.arange(self._rows)
+        seed = [self._split.args.seed, self._split.epoch]
+        np.random.default_rng(seed).shuffle(order)
+        order = np.resize(order, self._filled)  # wraps around
+        for start in range(0, self._filled, self._size):
+            batch = order[start : start + self._size]
+            yield batch[distributed.rank() :: distributed.size()].tolist()
+
+    def __len__(self):
+        return -(-self._filled // self._size)
 
 
 class Digits(Split):

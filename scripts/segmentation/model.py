@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import sys
+from pathlib import Path
 
 from gluon_syncbn import distributed, make_parallel
 
@@ -16,6 +17,7 @@ from .data import UserError
 
 MODELS = [zoo.FastSCNN, zoo.FCN, zoo.PSPNet, zoo.DeepLabV3, zoo.DeepLabV3Plus]
 MODELS = {kind.__name__: kind for kind in (*MODELS, zoo.danet.DANet, zoo.icnet.ICNet)}
+KINDS = "params", "states"  # the files of arrays
 CURVES = "train_loss", "val_loss", "pixel_accuracy", "mean_iou"
 
 
@@ -192,18 +194,32 @@ def summed(array):
 
 
 def save(folder, engine, classes, log):
-    """Save parameters and momenta as arrays, without pickles, and the log as JSON."""
+    """Save parameters and momenta as arrays, without pickles, and the log as JSON.
+
+    A script that is killed leaves the former epoch or this one, because only the rename
+    of run.json replaces one by the other.
+    """
     run = {"settings": vars(engine.args), "classes": classes, "epochs": log}
+    names = params, states = [f"{folder}/run-{len(log)}.{kind}" for kind in KINDS]
     try:
-        engine.net.save_parameters(f"{folder}/params.part")
-        mx.nd.save(f"{folder}/states.part", engine.optimizer.momenta)
-        for name in "params", "states":  # mx.nd.save does not report a full disk
-            mx.nd.load(f"{folder}/{name}.part")
+        engine.net.save_parameters(params)
+        mx.nd.save(states, engine.optimizer.momenta)
+        for name in names:  # mx.nd.save does not report a full disk
+            mx.nd.load(name)
     except mx.MXNetError:
         raise UserError(f"{folder} cannot be written: is the disk full?") from None
     (folder / "json.part").write_text(json.dumps(run, indent=1) + "\n")
-    for name in "params", "states", "json":
-        os.replace(folder / f"{name}.part", folder / f"run.{name}")
+    os.replace(folder / "json.part", folder / "run.json")
+    for kind in KINDS:
+        for other in folder.glob(f"run-*.{kind}"):
+            if str(other) not in names:
+                other.unlink()
+
+
+def arrays_of(folder, kind):
+    """Return the path of the parameters or momenta of a run's latest epoch."""
+    epochs = json.loads((Path(folder) / "run.json").read_text())["epochs"]
+    return f"{folder}/run-{len(epochs)}.{kind}"
 
 
 def load(folder):
@@ -221,11 +237,11 @@ def load(folder):
 def restore(net, folder, optimizer=None):
     """Load the parameters of a run, and the momenta if there is an optimizer."""
     try:
-        net.load_parameters(f"{folder}/run.params")
+        net.load_parameters(arrays_of(folder, "params"))
         if optimizer:
-            optimizer.restored = mx.nd.load(f"{folder}/run.states")
+            optimizer.restored = mx.nd.load(arrays_of(folder, "states"))
             for k, parameter in optimizer.param_dict.items():
                 if parameter.grad_req != "null":
                     assert optimizer.restored[str(k)].shape == parameter.shape
     except Exception:  # a damaged file fails in many ways
-        raise UserError(f"{folder}/run.params or .states is damaged.") from None
+        raise UserError(f"a run-*.params or .states in {folder} is damaged.") from None

@@ -8,8 +8,10 @@
 #include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "core/c_interface.h"
 #include "core/error.h"
@@ -61,7 +63,8 @@ syncbn::Options ToOptions(const LayerOptions& given) {
 
 }  // namespace
 
-SYNCBN_EXPORT(const char*, gluon_syncbn_interface) { return syncbn::Interface().c_str(); }
+// Python compares this hash of its declarations, library.py, with the file's hash at import.
+SYNCBN_EXPORT(const char*, gluon_syncbn_build_id) { return SYNCBN_BUILD_ID; }
 
 SYNCBN_EXPORT(const char*, gluon_syncbn_last_error) { return syncbn::last_error.c_str(); }
 
@@ -76,8 +79,15 @@ SYNCBN_EXPORT(void, gluon_syncbn_wait_before_fork) { syncbn::WaitBeforeFork(); }
 
 // Creates a layer, which gluon_syncbn_release_layer releases. Returns null after an error.
 SYNCBN_EXPORT(void*, gluon_syncbn_create_layer, const char* key, const char* name) {
-  return CatchAll<void*>(
-      nullptr, [&] { return new std::shared_ptr<Layer>(syncbn::CreateLayer(key, name)); });
+  return CatchAll<void*>(nullptr, [&] {
+    // Threads that train together create their layers first, so none of them waits meanwhile.
+    static std::once_flag first;
+    std::call_once(first, [] {
+      syncbn::ReserveErrors();
+      syncbn::GuardForks();
+    });
+    return new std::shared_ptr<Layer>(syncbn::CreateLayer(key, name));
+  });
 }
 
 SYNCBN_EXPORT(void, gluon_syncbn_release_layer, void* layer) {
@@ -139,6 +149,12 @@ SYNCBN_EXPORT(void, gluon_syncbn_note_time, void* /*run_context*/, void* seconds
 // MXNet's engine runs this no-op between earlier and later work on the same arrays.
 SYNCBN_EXPORT(void, gluon_syncbn_do_nothing, void* /*run_context*/, void* /*parameter*/) {}
 
+// MXNet runs this on any thread when it deletes an operator whose graph owns an object of Python.
+SYNCBN_EXPORT(int, gluon_syncbn_set_flag, void* flag) {
+  static_cast<std::atomic<int>*>(flag)->store(1);
+  return 1;
+}
+
 // `locate` calls gluon_syncbn_tell_where with the lines that the program's threads execute.
 SYNCBN_EXPORT(void, gluon_syncbn_set_locator, void (*locate)()) { syncbn::SetLocator(locate); }
 
@@ -182,19 +198,22 @@ SYNCBN_EXPORT(int, gluon_syncbn_distributed_open, void* transport) {
   });
 }
 
-// Sets numbers[i] to its sum over all ranks. The n-th call of a rank with a name is summed with the
-// n-th calls of the other ranks with this name. All must have the same signature.
-SYNCBN_EXPORT(int, gluon_syncbn_distributed_sum, const char* name, const char* signature,
-              double* numbers, int64_t size, double timeout) {
+// Sets `all` to the `total` numbers of all ranks, in the order of ranks, valid until this thread's
+// next call. The n-th call of a rank with a name gathers from the n-th calls of the other ranks
+// with this name.
+SYNCBN_EXPORT(int, gluon_syncbn_distributed_gather, const char* name, const double* numbers,
+              int64_t size, double timeout, const double** all, int64_t* total) {
+  thread_local syncbn::Numbers gathered;
   return CatchAll([&] {
     syncbn::Contribution own;
     own.phase = syncbn::Phase::kCall;
     own.shared_name = name;
-    own.signature.text = signature;
+    own.signature.operation = syncbn::Operation::kConcat;
     own.numbers.assign(numbers, numbers + size);
     own.timeout_seconds = timeout;
-    const syncbn::Numbers sums = Table::Get().Contribute(own, nullptr);
-    std::copy(sums.begin(), sums.end(), numbers);
+    gathered = Table::Get().Contribute(std::move(own), nullptr);
+    *all = gathered.data();
+    *total = static_cast<int64_t>(gathered.size());
   });
 }
 

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <system_error>
 #include <thread>
 
 namespace syncbn {
@@ -26,11 +27,15 @@ std::string WhereProgramStands() {
   const auto locate = locator.load();
   if (locate == nullptr || forks > 0) return "";
   const auto answer = std::make_shared<Answer>();
-  std::thread([answer, locate] {
-    locate();
-    answer->text = reported;
-    answer->is_ready = true;
-  }).detach();
+  try {
+    std::thread([answer, locate] {
+      locate();
+      answer->text = reported;
+      answer->is_ready = true;
+    }).detach();
+  } catch (const std::system_error&) {
+    return "";  // the system has no more threads
+  }
   while (!answer->is_ready) {
     if (forks > 0) return "";
     // There is no mutex, because a fork could copy it while it is locked.

@@ -7,8 +7,6 @@
 
 namespace syncbn {
 
-constexpr int kArity = 32;
-
 void MergeMoments(const Numbers& from, Numbers* to) {
   Numbers& all = *to;
   const size_t channels = all.size() / 2;
@@ -26,19 +24,19 @@ std::string Key::Title() const {
   return Concat("SyncBatchNorm '", layer, "', ", phase == Phase::kForward ? "forward" : "backward");
 }
 
-// Each level has subtrees of `width` ranks. kArity of them form a subtree of the next level.
-Position PositionOf(int rank, const std::vector<int>& ranks) {
+// Each level has subtrees of `width` ranks. `arity` of them form a subtree of the next level.
+Position PositionOf(int rank, const std::vector<int>& ranks, int arity) {
   const int64_t size = static_cast<int64_t>(ranks.size());
   const int64_t index = std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin();
   Position position;
-  for (int64_t width = 1; width < size; width *= kArity, ++position.height) {
-    const int64_t offset = index % (width * kArity);
+  for (int64_t width = 1; width < size; width *= arity, ++position.height) {
+    const int64_t offset = index % (width * arity);
     position.depth += offset >= width;
     if (offset > 0) {
       if (position.parent < 0) position.parent = ranks[index - offset];
       continue;
     }
-    const int64_t end = std::min(size, index + width * kArity);
+    const int64_t end = std::min(size, index + width * arity);
     for (int64_t child = index + width; child < end; child += width) {
       position.children.push_back({ranks[child], static_cast<int>(std::min(width, size - child))});
     }
@@ -60,6 +58,10 @@ Numbers Exchange::Reduce() {
   Numbers reduced = std::move(part->second.numbers);
   while (++part != parts.end()) {
     const Numbers& higher = part->second.numbers;
+    if (signature.operation == Operation::kConcat) {
+      reduced.insert(reduced.end(), higher.begin(), higher.end());
+      continue;
+    }
     if (higher.size() != reduced.size()) {
       throw Error(Concat(key.Title(), ": all devices and ranks must contribute ", reduced.size(),
                          " numbers, got ", higher.size()));

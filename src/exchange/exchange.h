@@ -2,9 +2,9 @@
 //
 // The ranks form a tree, and each rank's devices are leaves of it. A rank reduces the numbers of
 // its devices and child ranks in the order of ranks and devices, and sends the result to its
-// parent. The root sends the total back. If there are at most 32 ranks, the first is the parent of
-// the others. More ranks form groups of 32 neighbours, and the first ranks of the groups form such
-// a tree again.
+// parent. The root sends the total back. If there are at most `arity` ranks (32, fewer in a test),
+// the first is the parent of the others. More ranks form groups of so many neighbours, and the
+// first ranks of the groups form such a tree again.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -23,10 +23,10 @@ namespace syncbn {
 
 using Numbers = std::vector<double>;
 
-enum class Phase : int32_t { kForward, kBackward, kCall };  // kCall: a named sum without a layer
+enum class Phase : int32_t { kForward, kBackward, kCall };  // kCall: a named gather without a layer
 
-// The numbers are the terms of sums, or moments: (count, mean[C], m2[C]).
-enum class Operation : int32_t { kSum, kMoments };
+// The numbers are the terms of sums, moments (count, mean[C], m2[C]), or pieces of one list.
+enum class Operation : int32_t { kSum, kMoments, kConcat };
 
 // Merges moments into `to`.
 void MergeMoments(const Numbers& from, Numbers* to);
@@ -37,15 +37,16 @@ struct Key {
   bool is_local = false;  // no other rank takes part or sees the key
   std::string layer;      // the name of the layer or call, equal on all ranks
   Phase phase = Phase::kForward;
-  int64_t call = 0;    // the number of the forward call; its backward calls have the same number
-  int64_t repeat = 0;  // how many backward calls of this forward call came before
+  // The number of the forward call. Its backward calls have the same number, because a device
+  // begins a further one only after all have completed the one before.
+  int64_t call = 0;
 
   std::string Title() const;  // "SyncBatchNorm 'norm0', forward"
 };
 
 inline bool operator<(const Key& a, const Key& b) {
-  return std::tie(a.is_local, a.call, a.phase, a.repeat, a.layer) <
-         std::tie(b.is_local, b.call, b.phase, b.repeat, b.layer);
+  return std::tie(a.is_local, a.call, a.phase, a.layer) <
+         std::tie(b.is_local, b.call, b.phase, b.layer);
 }
 
 // The properties that must be equal on all devices and ranks.
@@ -55,12 +56,11 @@ struct Signature {
   int64_t channels = 0;
   int64_t axis = 0;
   double epsilon = 0;
-  std::string text;  // a named sum has only this field
 };
 
 inline bool operator==(const Signature& a, const Signature& b) {
-  return std::tie(a.operation, a.dtype, a.channels, a.axis, a.epsilon, a.text) ==
-         std::tie(b.operation, b.dtype, b.channels, b.axis, b.epsilon, b.text);
+  return std::tie(a.operation, a.dtype, a.channels, a.axis, a.epsilon) ==
+         std::tie(b.operation, b.dtype, b.channels, b.axis, b.epsilon);
 }
 
 // A contributor of a Part: a device of this rank, or a child rank with all its devices.
@@ -91,7 +91,7 @@ struct Position {
   int height = 0;   // levels of the whole tree, without the root
   std::vector<Subtree> children{};
 };
-Position PositionOf(int rank, const std::vector<int>& ranks);
+Position PositionOf(int rank, const std::vector<int>& ranks, int arity);
 
 struct Members;  // table.h
 
@@ -103,7 +103,7 @@ struct Exchange {
   Position position;
   Place first;  // the first device to arrive, else the first child rank; for errors
   std::map<Place, Part> parts;
-  Members* members = nullptr;  // null for a named sum, or while no device has arrived
+  Members* members = nullptr;  // null for a named gather, or while no device has arrived
   size_t devices = 0;          // how many must arrive; 0 while none has
   size_t arrived = 0;
   Time start;                  // the first device's arrival
@@ -116,7 +116,8 @@ struct Exchange {
   bool AllDevicesAreHere() const { return devices > 0 && arrived == devices; }
   // Returns the children whose part is missing, or the parent if its answer is missing.
   std::vector<Subtree> Missing() const;
-  // Reduces the parts in the order of their places and clears them. Throws Error if sizes differ.
+  // Reduces the parts in the order of their places and clears them. Throws Error if sizes
+  // differ that must be equal.
   Numbers Reduce();
 };
 

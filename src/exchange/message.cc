@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <numeric>
+#include <tuple>
 #include <type_traits>
 
 #include "core/error.h"
@@ -12,8 +14,8 @@
 namespace syncbn {
 namespace {
 
-constexpr uint64_t kMark = 0x53424e38;            // change it with the format
-constexpr int64_t kMostCalls = int64_t{1} << 53;  // also limits repeats
+constexpr uint64_t kMark = 0x53424e39;  // change it with the format
+constexpr int64_t kMostCalls = int64_t{1} << 53;
 
 [[noreturn]] void Refuse() {
   throw Error(
@@ -21,23 +23,21 @@ constexpr int64_t kMostCalls = int64_t{1} << 53;  // also limits repeats
       "sends. Install the same version for all processes.");
 }
 
-// Calls `visit` for each field of a message, in the order of their bytes.
-template <typename AnyMessage, typename Visit>
-void ForEachField(AnyMessage* message, const Visit& visit) {
-  visit(message->kind);
-  visit(message->key.layer);
-  visit(message->key.phase);
-  visit(message->key.call);
-  visit(message->key.repeat);
-  visit(message->signature.operation);
-  visit(message->signature.dtype);
-  visit(message->signature.channels);
-  visit(message->signature.axis);
-  visit(message->signature.epsilon);
-  visit(message->signature.text);
-  visit(message->ranks);
-  visit(message->text);
-  visit(message->numbers);
+// Returns references to all fields of a message, in the order of their bytes.
+template <typename AnyMessage>
+auto FieldsOf(AnyMessage& message) {
+  using Plain = std::remove_const_t<AnyMessage>;
+  if constexpr (std::is_same_v<Plain, PartMessage>) {
+    auto& [key, signature, ranks, numbers] = message;
+    return std::tie(key.layer, key.phase, key.call, signature.operation, signature.dtype,
+                    signature.channels, signature.axis, signature.epsilon, ranks, numbers);
+  } else if constexpr (std::is_same_v<Plain, ResultMessage>) {
+    return std::tie(message.key.layer, message.key.phase, message.key.call, message.numbers);
+  } else if constexpr (std::is_same_v<Plain, FailMessage>) {
+    return std::tie(message.text);
+  } else {
+    return std::tie();
+  }
 }
 
 template <typename Field>
@@ -91,7 +91,14 @@ bool IsUpTo(Enum last, Enum value) {
   return Enum{} <= value && value <= last;
 }
 
-bool IsCount(int64_t number) { return 0 <= number && number <= kMostCalls; }
+bool IsValid(const Key& key) {
+  return IsUpTo(Phase::kCall, key.phase) && 0 <= key.call && key.call <= kMostCalls;
+}
+
+bool IsValid(const Signature& signature) {
+  return IsUpTo(Operation::kConcat, signature.operation) &&
+         IsSupported(static_cast<int>(signature.dtype));
+}
 
 // Returns true if the ranks ascend, are below `size` and contain the rank of this process.
 bool AreRanks(const std::vector<int>& ranks, int rank, int size) {
@@ -100,56 +107,53 @@ bool AreRanks(const std::vector<int>& ranks, int rank, int size) {
          not_ascending == ranks.end() && std::binary_search(ranks.begin(), ranks.end(), rank);
 }
 
-bool IsChild(int from, int rank, const std::vector<int>& ranks) {
-  const std::vector<Subtree> children = PositionOf(rank, ranks).children;
-  return std::any_of(children.begin(), children.end(),
-                     [&](const Subtree& child) { return child.rank == from; });
-}
-
 }  // namespace
 
 Bytes Encode(const Message& message) {
   Bytes bytes;
-  bytes.reserve(256 + message.numbers.size() * sizeof(double));
   Write(kMark, &bytes);
-  ForEachField(&message, [&](const auto& field) { Write(field, &bytes); });
+  Write(uint64_t{message.index()}, &bytes);
+  const auto write_all = [&](const auto&... fields) { (Write(fields, &bytes), ...); };
+  std::visit([&](const auto& kind) { std::apply(write_all, FieldsOf(kind)); }, message);
   return bytes;
 }
 
 Message Decode(const Bytes& bytes, int from, int rank, int size) {
+  static const Message kinds[] = {PartMessage(), ResultMessage(), FailMessage(), LeaveMessage()};
   Reader reader{bytes.data(), bytes.size()};
-  uint64_t mark = 0;
+  uint64_t mark = 0, kind = 0;
   reader.Read(&mark);
-  if (mark != kMark) Refuse();
-  Message message;
-  ForEachField(&message, [&](auto& field) { reader.Read(&field); });
-  const Signature& signature = message.signature;
-  std::vector<int>& ranks = message.ranks;
-  const bool is_part = message.kind == MessageKind::kPart;
-  const bool is_valid =
-      reader.left == 0 && from != rank && 0 <= from && from < size &&
-      IsUpTo(MessageKind::kLeave, message.kind) && IsUpTo(Phase::kCall, message.key.phase) &&
-      IsCount(message.key.call) && IsCount(message.key.repeat) &&
-      IsUpTo(Operation::kMoments, signature.operation) &&
-      IsSupported(static_cast<int>(signature.dtype)) && (is_part || ranks.empty());
-  if (!is_valid) Refuse();
-  if (is_part && ranks.empty()) {
-    ranks.resize(static_cast<size_t>(size));
-    std::iota(ranks.begin(), ranks.end(), 0);
+  reader.Read(&kind);
+  if (mark != kMark || kind >= std::size(kinds)) Refuse();
+  Message message = kinds[kind];
+  const auto read_all = [&](auto&... fields) { (reader.Read(&fields), ...); };
+  std::visit([&](auto& fields) { std::apply(read_all, FieldsOf(fields)); }, message);
+  if (reader.left > 0 || from == rank || from < 0 || from >= size) Refuse();
+  if (auto* const part = std::get_if<PartMessage>(&message)) {
+    std::vector<int>& ranks = part->ranks;
+    if (ranks.empty()) {
+      ranks.resize(static_cast<size_t>(size));
+      std::iota(ranks.begin(), ranks.end(), 0);
+    }
+    if (!IsValid(part->key) || !IsValid(part->signature) || !AreRanks(ranks, rank, size)) Refuse();
   }
-  if (is_part && !(AreRanks(ranks, rank, size) && IsChild(from, rank, ranks))) Refuse();
+  const auto* const result = std::get_if<ResultMessage>(&message);
+  if (result != nullptr && !IsValid(result->key)) Refuse();
   return message;
 }
 
 void CheckPart(const Exchange& exchange, int from) {
-  if (exchange.sent || exchange.parts.count({from})) Refuse();
+  const std::vector<Subtree>& children = exchange.position.children;
+  const bool is_child = std::any_of(children.begin(), children.end(),
+                                    [&](const Subtree& child) { return child.rank == from; });
+  if (!is_child || exchange.sent || exchange.parts.count({from})) Refuse();
 }
 
-void CheckResult(const Exchange* exchange, int from, const Message& result) {
-  const bool is_awaited = exchange != nullptr && exchange->sent &&
-                          exchange->position.parent == from &&
-                          *exchange->sent == result.numbers.size();
-  if (!is_awaited) Refuse();
+void CheckResult(const Exchange* exchange, int from, const Numbers& result) {
+  if (exchange == nullptr || !exchange->sent || exchange->position.parent != from) Refuse();
+  const bool grows = exchange->signature.operation == Operation::kConcat;
+  const size_t sent = *exchange->sent;
+  if (grows ? result.size() < sent : result.size() != sent) Refuse();
 }
 
 }  // namespace syncbn

@@ -2,8 +2,8 @@
 // run one build on one kind of machine, so numbers are sent as they are in memory. The first eight
 // bytes identify the format. exchange.h describes the tree of ranks.
 #pragma once
-#include <cstdint>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "exchange/exchange.h"
@@ -11,33 +11,40 @@
 
 namespace syncbn {
 
-enum class MessageKind : int32_t {
-  kPart,    // key, signature, ranks, and the numbers of the sender's subtree; sent to its parent
-  kResult,  // key and the reduced numbers, sent to a child rank
-  kFail,    // the text of the sender's failure, sent to all ranks
-  kLeave,   // the sender's last message, sent to all ranks
-};
-
-struct Message {
-  MessageKind kind = MessageKind::kPart;
+// The numbers of the sender's subtree, sent to its parent.
+struct PartMessage {
   Key key{};
   Signature signature{};
   std::vector<int> ranks{};  // the ranks that synchronize; empty for all ranks
   Numbers numbers{};
+};
+
+// The reduced numbers, sent to a child rank.
+struct ResultMessage {
+  Key key{};
+  Numbers numbers{};
+};
+
+// The sender's failure, sent to all ranks.
+struct FailMessage {
   std::string text{};
 };
+
+// The sender's last message, sent to all ranks.
+struct LeaveMessage {};
+
+using Message = std::variant<PartMessage, ResultMessage, FailMessage, LeaveMessage>;
 
 Bytes Encode(const Message& message);
 
 // Decodes a message from rank `from` to rank `rank`. There are `size` ranks. If the `ranks` of a
-// kPart are empty, they become all ranks. Throws Error if Encode cannot have made the bytes, or if
-// a kPart is not from a child.
+// part are empty, they become all ranks. Throws Error if Encode cannot have made the bytes.
 Message Decode(const Bytes& bytes, int from, int rank, int size);
 
-// Throws Error if the exchange already has a part of rank `from` or has sent a part to the parent.
+// Throws Error if the exchange does not wait for a part of rank `from`.
 void CheckPart(const Exchange& exchange, int from);
 // Throws Error if `exchange` is null (none is pending), if it does not wait for a result of rank
-// `from`, or if the result has another length than the numbers that this rank has sent.
-void CheckResult(const Exchange* exchange, int from, const Message& result);
+// `from`, or if the result does not fit the numbers that this rank has sent.
+void CheckResult(const Exchange* exchange, int from, const Numbers& result);
 
 }  // namespace syncbn

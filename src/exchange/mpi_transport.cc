@@ -139,8 +139,8 @@ class MpiTransport : public Transport {
 }  // namespace
 }  // namespace syncbn
 
-// Returns the signatures of this file's functions, which core/c_interface.h describes.
-SYNCBN_EXPORT(const char*, gluon_syncbn_interface) { return syncbn::Interface().c_str(); }
+// As in c_api/python_api.cc.
+SYNCBN_EXPORT(const char*, gluon_syncbn_build_id) { return SYNCBN_BUILD_ID; }
 
 // Returns true if the loaded MPI is the MPI that mpi4py has initialized.
 SYNCBN_EXPORT(int, gluon_syncbn_mpi_initialized) {

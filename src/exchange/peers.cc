@@ -7,7 +7,7 @@
 
 namespace syncbn {
 
-std::vector<int> Peers::RanksOf(const std::vector<int>& group, const Key& key) const {
+std::vector<int> Peers::RanksOf(std::vector<int> group, const Key& key) const {
   if (group.size() == 1 || size() == 1) return {};
   if (is_forked_) {
     throw Error(
@@ -24,7 +24,7 @@ bool Peers::Receive(int* from, Message* message) {
   Bytes bytes;
   if (closed() || !transport_->Receive(from, &bytes)) return false;
   *message = Decode(bytes, *from, rank(), size());
-  if (message->kind == MessageKind::kLeave) left_.insert(*from);
+  if (std::holds_alternative<LeaveMessage>(*message)) left_.insert(*from);
   return true;
 }
 
@@ -40,7 +40,8 @@ void Peers::Send(int to, const Message& message) {
 void Peers::Broadcast(const Message& message) {
   for (int to = 0; to < size(); ++to) {
     // A rank that has left waits only for the other ranks' kLeave messages.
-    if (to == rank() || (PeerHasLeft(to) && message.kind != MessageKind::kLeave)) continue;
+    if (to == rank() || (PeerHasLeft(to) && !std::holds_alternative<LeaveMessage>(message)))
+      continue;
     try {
       Send(to, message);
     } catch (const Error&) {
@@ -51,7 +52,15 @@ void Peers::Broadcast(const Message& message) {
 
 void Peers::Leave() {
   if (std::exchange(has_left_, true)) return;
-  Broadcast({MessageKind::kLeave});
+  Broadcast(LeaveMessage());
+}
+
+std::vector<int> Peers::Staying() const {
+  std::vector<int> staying;
+  for (int other = 0; other < size(); ++other) {
+    if (other != rank() && !PeerHasLeft(other)) staying.push_back(other);
+  }
+  return staying;
 }
 
 void Peers::Close() {

@@ -24,7 +24,7 @@ class Peers {
 
   // Returns the ranks that take part in an exchange, ascending, or none if only this process does.
   // An empty `group` means all ranks. Throws Error in a fork if other ranks take part.
-  std::vector<int> RanksOf(const std::vector<int>& group, const Key& key) const;
+  std::vector<int> RanksOf(std::vector<int> group, const Key& key) const;
 
   // Takes the next message. Returns false if none has arrived. Throws Error if it is invalid.
   bool Receive(int* from, Message* message);
@@ -39,6 +39,7 @@ class Peers {
   bool has_left() const { return has_left_; }
   bool PeerHasLeft(int rank) const { return left_.count(rank) > 0; }
   bool AllHaveLeft() const { return static_cast<int>(left_.size()) == size() - 1; }
+  std::vector<int> Staying() const;  // the other ranks that have not left
 
   void Close();
   // Returns true also in a fork and before Connect.

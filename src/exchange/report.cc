@@ -22,10 +22,8 @@ std::string Ranks(const std::vector<int>& ranks) {
 std::string Text(const Terms& terms, bool of_device) {
   const Signature& signature = terms.signature;
   const std::string text =
-      signature.channels == 0
-          ? signature.text
-          : Concat("channels=", signature.channels, ", dtype=", Name(signature.dtype),
-                   ", axis=", signature.axis, ", epsilon=", signature.epsilon);
+      Concat("channels=", signature.channels, ", dtype=", Name(signature.dtype),
+             ", axis=", signature.axis, ", epsilon=", signature.epsilon);
   return of_device
              ? Concat(terms.place.device.Name(), " has ", text, ", num_devices=", terms.devices)
              : Concat("rank ", terms.place.rank, " has ", text, " and synchronizes ",
@@ -100,6 +98,11 @@ std::string TooManyDevicesReport(const std::string& layer, const Device& device,
 std::string EarlierFailureReport(const Key& key, const Device& device, const std::string& failure) {
   return Concat(key.Title(), ": ", device.type.empty() ? "" : device.Name() + " ",
                 "stopped because of an earlier error: ", failure);
+}
+
+std::string StayingReport(int rank, const std::vector<int>& staying) {
+  return Concat("gluon_syncbn: rank ", rank, " has ended and waits for ", Ranks(staying),
+                ", still busy, stopped or hanging. To end all ranks, end the launcher (mpirun).");
 }
 
 }  // namespace syncbn

@@ -30,7 +30,10 @@ std::string DisagreementReport(const Key& key, const Terms& a, const Terms& b);
 std::string TooManyDevicesReport(const std::string& layer, const Device& device,
                                  const std::set<Device>& others, size_t size);
 
-// The error of a contribution after a failure. `device` is empty in a named sum (Phase::kCall).
+// The error of a contribution after a failure. `device` is empty in a named gather (Phase::kCall).
 std::string EarlierFailureReport(const Key& key, const Device& device, const std::string& failure);
+
+// What a rank prints that has ended and waits for the ranks `staying`.
+std::string StayingReport(int rank, const std::vector<int>& staying);
 
 }  // namespace syncbn

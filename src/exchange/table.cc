@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <limits>
 #include <new>
 
 #include "core/error.h"
@@ -23,9 +24,9 @@ constexpr double kCloseSeconds = 30;    // limits the wait for other ranks to le
 
 // ---- a device arrives and waits ----------------------------------------------------------------
 
-Numbers Table::Contribute(const Contribution& own, Ticket* ticket) {
+Numbers Table::Contribute(Contribution&& own, Ticket* ticket) {
   Lock lock(mutex_);
-  Waiting waiting = Arrive(own, ticket, Clock::now());
+  Waiting waiting = Arrive(std::move(own), ticket, Clock::now());
   Exchange& exchange = *waiting.exchange;
   const bool carries_messages = waiting.is_last && !exchange.ranks.empty();
   if (!exchange.over) {
@@ -47,10 +48,10 @@ Numbers Table::Contribute(const Contribution& own, Ticket* ticket) {
   return exchange.result;
 }
 
-Waiting Table::Arrive(const Contribution& own, Ticket* ticket, Time now) {
+Waiting Table::Arrive(Contribution&& own, Ticket* ticket, Time now) {
   Members* const members = own.members;
-  Key key{false, own.shared_name, own.phase, 0, own.repeat};
-  const std::vector<int> ranks = peers_.RanksOf(own.ranks, key);
+  Key key{false, own.shared_name, own.phase};
+  const std::vector<int> ranks = peers_.RanksOf(std::move(own.ranks), key);
   key.is_local = ranks.empty();
   if (key.is_local && members != nullptr) key.layer = members->layer;
   if (!failure_.empty()) throw Error(EarlierFailureReport(key, own.device, failure_));
@@ -83,7 +84,7 @@ Waiting Table::Arrive(const Contribution& own, Ticket* ticket, Time now) {
     }
     const Place place{peers_.rank(), own.device};
     const Shared exchange = Find(key, {place, own.signature, ranks, num_devices});
-    exchange->parts[place] = {own.numbers, own.shape};
+    exchange->parts[place] = {std::move(own.numbers), std::move(own.shape)};
     if (++exchange->arrived == 1) {
       exchange->members = members;
       exchange->devices = num_devices;
@@ -136,7 +137,7 @@ Ticket Table::Enter(const Contribution& own, const Key& key) {
 
 // Returns the pending exchange of this key, or begins it. Throws Error if the exchange has other
 // terms, or if the terms are of a child rank and this rank has completed the forward call or the
-// named sum without that rank.
+// named gather without that rank.
 Table::Shared Table::Find(const Key& key, const Terms& terms) {
   const auto found = exchanges_.find(key);
   if (found == exchanges_.end()) {
@@ -150,7 +151,9 @@ Table::Shared Table::Find(const Key& key, const Terms& terms) {
     exchange->signature = terms.signature;
     exchange->ranks = terms.ranks;
     exchange->first = terms.place;
-    if (!terms.ranks.empty()) exchange->position = PositionOf(peers_.rank(), terms.ranks);
+    if (!terms.ranks.empty()) {
+      exchange->position = PositionOf(peers_.rank(), terms.ranks, arity_);
+    }
     return exchanges_[key] = exchange;
   }
   const Shared& exchange = found->second;
@@ -236,27 +239,28 @@ bool Table::Serve() {
   return any;
 }
 
-void Table::Handle(int from, Message message) {
-  if (message.kind == MessageKind::kFail) {
+void Table::Handle(int from, Message&& message) {
+  if (const auto* const fail = std::get_if<FailMessage>(&message)) {
     failed_for_good_ = true;  // the sender sends it to all ranks
-    return FailLocked(Concat("ended because of an error on rank ", from, ": ", message.text),
-                      false);
+    return FailLocked(Concat("ended because of an error on rank ", from, ": ", fail->text), false);
   }
-  if (message.kind == MessageKind::kLeave) {
+  if (std::holds_alternative<LeaveMessage>(message)) {
     for (const auto& entry : exchanges_) CheckLeft(*entry.second);
     return;
   }
   if (failed_for_good_ || peers_.has_left()) return;
-  if (message.kind == MessageKind::kPart) {
-    latest_[from] = message.key;
-    const Shared exchange = Find(message.key, {{from}, message.signature, message.ranks, 0});
+  if (auto* const part = std::get_if<PartMessage>(&message)) {
+    latest_[from] = part->key;
+    const Shared exchange = Find(part->key, {{from}, part->signature, part->ranks, 0});
     CheckPart(*exchange, from);
-    exchange->parts[{from}].numbers = std::move(message.numbers);
+    exchange->parts[{from}].numbers = std::move(part->numbers);
     return Advance(exchange);
   }
-  const auto found = exchanges_.find(message.key);
-  CheckResult(found == exchanges_.end() ? nullptr : found->second.get(), from, message);
-  Finish(found->second, std::move(message.numbers));
+  auto& [key, numbers] = std::get<ResultMessage>(message);
+  const auto found = exchanges_.find(key);
+  const Shared exchange = found == exchanges_.end() ? nullptr : found->second;
+  CheckResult(exchange.get(), from, numbers);
+  Finish(exchange, std::move(numbers));
 }
 
 // Reduces the parts if all are here. The root then finishes the exchange. Other ranks send the
@@ -270,16 +274,19 @@ void Table::Advance(const Shared& exchange) {
     exchange->sent = reduced.size();
     const bool are_all = exchange->ranks.size() == static_cast<size_t>(peers_.size());
     peers_.Send(position.parent,
-                {MessageKind::kPart, exchange->key, exchange->signature,
-                 are_all ? std::vector<int>() : exchange->ranks, std::move(reduced)});
+                PartMessage{exchange->key, exchange->signature,
+                            are_all ? std::vector<int>() : exchange->ranks, std::move(reduced)});
   }
   CheckLeft(*exchange);
 }
 
 void Table::Finish(const Shared& exchange, Numbers result) {
-  Message answer{MessageKind::kResult, exchange->key, {}, {}, std::move(result)};
-  for (const Subtree& child : exchange->position.children) peers_.Send(child.rank, answer);
-  exchange->result = std::move(answer.numbers);
+  const std::vector<Subtree>& children = exchange->position.children;
+  if (!children.empty()) {
+    const Message answer = ResultMessage{exchange->key, result};
+    for (const Subtree& child : children) peers_.Send(child.rank, answer);
+  }
+  exchange->result = std::move(result);
   End(exchange, "");
 }
 
@@ -315,10 +322,7 @@ void Table::FailLocked(const std::string& text, bool tell_ranks) {
   if (failure_.empty()) failure_ = text;
   if (tell_ranks && peers_.IsConnected() && !peers_.has_left() && !failed_for_good_) {
     failed_for_good_ = true;
-    Message message;
-    message.kind = MessageKind::kFail;
-    message.text = failure_;
-    peers_.Broadcast(message);
+    peers_.Broadcast(FailMessage{failure_});
   }
   EndWhere(failure_, [&](const Exchange& e) { return failed_for_good_ || e.key.is_local; });
 }
@@ -371,7 +375,7 @@ Table& Table::Get() {
 
 void Table::Connect(std::unique_ptr<Transport> transport) {
   Lock lock(mutex_);
-  transport->OnFinalize([this] { return Disconnect(0, kCloseSeconds); });
+  transport->OnFinalize([this] { return Disconnect(default_timeout, kCloseSeconds); });
   peers_.Connect(std::move(transport));
   // Another thread may have held the mutex at the fork.
   pthread_atfork(nullptr, nullptr, [] {
@@ -383,9 +387,7 @@ void Table::Connect(std::unique_ptr<Transport> transport) {
 // Throws Error if the exchange needs a message of a rank that has left.
 void Table::CheckLeft(const Exchange& exchange) {
   if (exchange.key.is_local || exchange.arrived == 0) return;
-  std::vector<Subtree> needed = exchange.Missing();
-  needed.push_back({exchange.position.parent, 0});
-  for (const Subtree& other : needed) {
+  for (const Subtree& other : exchange.Missing()) {
     if (!peers_.PeerHasLeft(other.rank)) continue;
     throw Error(Concat(exchange.key.Title(), ": rank ", other.rank,
                        " has left: its program has ended or called ", kShutdown,
@@ -403,13 +405,26 @@ void Table::Leave() {
 bool Table::Disconnect(double seconds, double seconds_after_failure) {
   Leave();
   Lock lock(mutex_);
-  if (peers_.is_forked()) return true;
-  Serve();
-  ServeUntil(&lock, failed_for_good_ ? seconds_after_failure : seconds,
-             [&] { return peers_.AllHaveLeft(); });
+  Departure departure{ToDuration(seconds), ToDuration(seconds_after_failure), Clock::now(),
+                      Clock::now()};
+  const double forever = std::numeric_limits<double>::infinity();
+  ServeUntil(&lock, forever, [&] { return MayClose(&departure, Clock::now()); });
   ServeUntil(&lock, kDeliverySeconds, [&] { return !peers_.Busy(); });
   peers_.Close();
   return !failed_for_good_ || peers_.AllHaveLeft();
+}
+
+// Returns true if a rank that has left need not wait for the others any longer.
+bool Table::MayClose(Departure* departure, Time now) {
+  Serve();
+  if (peers_.closed() || peers_.AllHaveLeft()) return true;
+  if (failed_for_good_) return now - departure->healthy >= departure->patience_after_failure;
+  departure->healthy = now;
+  if (!departure->is_reported && now - departure->start >= departure->patience) {
+    departure->is_reported = true;
+    std::fprintf(stderr, "%s\n", StayingReport(peers_.rank(), peers_.Staying()).c_str());
+  }
+  return false;
 }
 
 template <typename Predicate>

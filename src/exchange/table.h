@@ -60,16 +60,15 @@ struct Members {
 
 struct Contribution {
   Phase phase = Phase::kForward;
-  Members* members = nullptr;  // null for a sum without a layer (Phase::kCall)
+  Members* members = nullptr;  // null for a gather without a layer (Phase::kCall)
   Device device{};
   std::vector<int64_t> shape{};
-  int64_t repeat = 0;  // how many backward calls of this forward call came before
   Signature signature{};
   Numbers numbers{};
   size_t devices = 1;                          // the number of the layer's devices in this process
   const std::set<Device>* expected = nullptr;  // the devices, if they are known; only for errors
   std::vector<int> ranks{};                    // ranks to synchronize, ascending; empty for all
-  std::string shared_name{};                   // the layer's or sum's name, equal on all ranks
+  std::string shared_name{};                   // the layer's or gather's name, equal on all ranks
   double timeout_seconds = 0;
 };
 
@@ -81,16 +80,25 @@ struct Waiting {
   Time start, deadline;
 };
 
+// The wait of a rank that has left for the other ranks.
+struct Departure {
+  Duration patience, patience_after_failure;
+  Time start, healthy;  // `healthy` is the latest time without a permanent failure
+  bool is_reported = false;
+};
+
 class Table {
  public:
   using Lock = std::unique_lock<std::mutex>;
+
+  explicit Table(int arity = 32) : arity_(arity) {}  // see exchange.h
 
   // The process's table is never destroyed, because operators may outlive static objects.
   static Table& Get();
 
   // Waits for all contributions and returns the reduced numbers. A forward call sets the ticket for
   // its backward calls. Throws Error.
-  Numbers Contribute(const Contribution& own, Ticket* ticket);
+  Numbers Contribute(Contribution&& own, Ticket* ticket);
 
   // Sets the devices of the next forward calls; none means all. No call may be pending.
   void SetParticipants(Members* members, const std::set<Device>& participants);
@@ -112,26 +120,30 @@ class Table {
   void Connect(std::unique_ptr<Transport> transport);
   // Announces to other ranks that this process ends, and ends its exchanges with them.
   void Leave();
-  // Leaves, waits for all other ranks to leave, and closes the transport. The wait is at most
-  // `seconds`, or `seconds_after_failure` if there is a permanent failure. Returns false only if
-  // there is a permanent failure and a rank has not left.
+  // Leaves, waits for all other ranks to leave, and closes the transport. After `seconds` it prints
+  // which ranks have not left, and waits on, because a rank may be slow. After a permanent failure
+  // it waits at most `seconds_after_failure`. Returns false only if a rank then has not left.
   bool Disconnect(double seconds, double seconds_after_failure);
 
  protected:  // tests in simulated time call these
-  Waiting Arrive(const Contribution& own, Ticket* ticket, Time now);
+  using Shared = std::shared_ptr<Exchange>;
+  Waiting Arrive(Contribution&& own, Ticket* ticket, Time now);
   bool Serve();
   bool IsOver(Lock* lock, const Waiting& waiting, Time now);
+  bool MayClose(Departure* departure, Time now);
 
   std::mutex mutex_;
-  std::map<Key, std::shared_ptr<Exchange>> exchanges_;  // pending
+  std::map<Key, Shared> exchanges_;  // pending
+  std::map<Key, int64_t> next_calls_;
   Peers peers_;
+  std::string failure_;
+  bool failed_for_good_ = false;
+  int64_t resets_ = 0;
 
  private:
-  using Shared = std::shared_ptr<Exchange>;
-
   // Returns the counter of the layer's calls. All layers share one counter if `key.is_local`.
   int64_t& NextCall(const Key& key) {
-    return next_calls_[{key.is_local, key.is_local ? "" : key.layer, key.phase, 0, 0}];
+    return next_calls_[{key.is_local, key.is_local ? "" : key.layer, key.phase}];
   }
 
   Ticket Enter(const Contribution& own, const Key& key);
@@ -139,7 +151,7 @@ class Table {
   Duration Patience(const Exchange& exchange) const;
   std::string MissingReport(const Waiting& waiting, double seconds, const std::string& where) const;
 
-  void Handle(int from, Message message);
+  void Handle(int from, Message&& message);
   void Advance(const Shared& exchange);
   void Finish(const Shared& exchange, Numbers result);
   void End(const Shared& exchange, const std::string& error);
@@ -151,12 +163,9 @@ class Table {
   template <typename Predicate>
   void ServeUntil(Lock* lock, double seconds, const Predicate& over);
 
-  std::map<Key, int64_t> next_calls_;
+  const int arity_;
   std::map<int, Key> latest_;  // {rank: key of the exchange to which it last contributed}
-  std::string failure_;
-  bool failed_for_good_ = false;
   bool notice_given_ = false;  // a warning about a long wait has been printed
-  int64_t resets_ = 0;
 };
 
 // The default timeout in seconds, longer than slow first steps (autotuning, a busy machine).

@@ -10,7 +10,6 @@
 // threads for custom operators, so they may wait for other devices.
 #include <cstdlib>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -247,11 +246,6 @@ int CreateOperator(const char* context, int /*size*/, unsigned** /*shapes*/, con
     const Device device = ParseDevice(context);
     const Node& node = static_cast<Properties*>(state)->node;
     CheckCudaGraphs(node, device);
-    static std::once_flag first;
-    std::call_once(first, [] {
-      ReserveErrors();  // see mxnet/engine.cc
-      GuardForks();
-    });
     Operator* op = new Operator(node, device);
     list->num_callbacks = 3;
     list->callbacks = callbacks;

@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kCopyBlock = 1 << 18;  // bytes that one task copies
 
-// Makes glibc keep freed memory in this process, unless GLUON_SYNCBN_KEEP_MEMORY is 0. MXNet
+// If GLUON_SYNCBN_KEEP_MEMORY is 1, makes glibc keep memory that this process frees. MXNet
 // allocates and frees every array in each step, except in static graphs. glibc would return large
 // blocks to the system, and page faults for 30 MB take longer than normalizing 30 MB.
 void KeepFreedMemory() {
@@ -24,7 +24,7 @@ void KeepFreedMemory() {
   static std::once_flag once;
   std::call_once(once, [] {
     const char* const setting = std::getenv("GLUON_SYNCBN_KEEP_MEMORY");
-    if (setting != nullptr && std::string(setting) == "0") return;
+    if (setting == nullptr || std::string(setting) != "1") return;
     mallopt(M_MMAP_MAX, 0);
     mallopt(M_TRIM_THRESHOLD, -1);
     // Threads other than the first allocate from heaps of 64 MB. Only a padding of the same size

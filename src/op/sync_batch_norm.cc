@@ -31,17 +31,27 @@ double SmallestSpread(DType dtype) {
   }
 }
 
+double Largest(DType dtype) {
+  if (dtype == DType::kFloat64) return std::numeric_limits<double>::max();
+  return dtype == DType::kFloat16 ? 65504 : std::numeric_limits<float>::max();
+}
+
 // Returns true if backward can compute z - beta from y in every channel. The error must be small
 // compared with `spread`, the standard deviation of z over the batch. If u is the relative rounding
 // error of y, z = f^-1(y) has an error of at most u |z|, so |beta| must not be much larger than
-// `spread`. SmallestSpread limits the error of elements of y that underflow.
+// `spread`. SmallestSpread limits the error of elements of y that underflow. If the slope is above
+// 1, y may overflow although z does not. No element of a batch deviates from the mean by more than
+// `spread` * sqrt(count); a count of 0 stands for an unknown distribution.
 bool CanReconstruct(const std::vector<double>& spread, const std::vector<double>& beta,
-                    const Activation& activation, DType dtype) {
+                    double count, const Activation& activation, DType dtype) {
   constexpr double kMaxShift = 8;  // limits |beta| / spread
-  const bool has_slope = activation.function != Function::kIdentity;
-  const double min = SmallestSpread(dtype) / (has_slope ? std::min(1.0, activation.slope) : 1.0);
+  const double slope = activation.function == Function::kIdentity ? 1 : activation.slope;
+  if (slope > 1 && count == 0) return false;
+  const double min = SmallestSpread(dtype) / std::min(1.0, slope);
+  const double max = slope > 1 ? Largest(dtype) / slope : std::numeric_limits<double>::infinity();
   for (size_t c = 0; c < spread.size(); ++c) {
-    const bool suffices = spread[c] >= min && std::fabs(beta[c]) <= kMaxShift * spread[c];
+    const bool suffices = spread[c] >= min && std::fabs(beta[c]) <= kMaxShift * spread[c] &&
+                          std::fabs(beta[c]) + spread[c] * std::sqrt(count) <= max;
     if (!suffices) return false;  // also for NaN
   }
   return true;
@@ -97,10 +107,10 @@ std::vector<double> SyncBatchNorm::ReduceBatch(const Layout& layout, const Forwa
   pass.second = pass.first + channels;
   backend_->LocalMoments(pass);
 
-  CheckFinite(own, Concat("the shard of ", device_.Name()), "", tensors);
+  CheckFinite(own, &device_, tensors);
   const BatchMoments batch{
-      AllReduce(Phase::kForward, tensors.x, 0, std::move(own.numbers), &state->ticket)};
-  CheckFinite(batch, "the whole batch", ", although each shard has finite ones", tensors);
+      AllReduce(Phase::kForward, tensors.x, std::move(own.numbers), &state->ticket)};
+  CheckFinite(batch, nullptr, tensors);
   const bool is_skipped =
       options_.nonfinite == NonFinite::kSkip &&
       FirstNonFinite(batch, options_, tensors.running_mean, tensors.running_var);
@@ -174,8 +184,7 @@ void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& saved, const Gradie
     backend_->Write(dgamma.data(), out.dgamma_mode, out.dgamma);
 
     if (used_batch_) {  // also if this device needs no dx, because others wait for its sums
-      sums = AllReduce(Phase::kBackward, saved, forward.backward_calls++, std::move(sums),
-                       &forward.ticket);
+      sums = AllReduce(Phase::kBackward, saved, std::move(sums), &forward.ticket);
     }
     if (out.dx_mode == WriteMode::kNull) return;
 
@@ -183,7 +192,8 @@ void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& saved, const Gradie
     for (size_t c = 0; c < channels && forward.count > 0; ++c) {
       const double inv_std = forward.inv_std[c];
       shift[c] = -forward.scale[c] * sums[c] / forward.count;
-      scale_xmu[c] = -forward.scale[c] * inv_std * inv_std * sums[channels + c] / forward.count;
+      // inv_std^3 would underflow or overflow before the sum balances it.
+      scale_xmu[c] = -(forward.scale[c] * inv_std) * (inv_std * sums[channels + c]) / forward.count;
     }
     ElementwisePass pass{input};
     pass.scale_xmu = scale_xmu.data();
@@ -194,8 +204,7 @@ void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& saved, const Gradie
   });
 }
 
-Numbers SyncBatchNorm::AllReduce(Phase phase, const Tensor& x, int64_t backward_calls, Numbers own,
-                                 Ticket* ticket) {
+Numbers SyncBatchNorm::AllReduce(Phase phase, const Tensor& x, Numbers own, Ticket* ticket) {
   const size_t axis = options_.axis < 0 ? options_.axis + x.shape.size() : options_.axis;
   const Operation operation = phase == Phase::kForward ? Operation::kMoments : Operation::kSum;
   Contribution contribution;
@@ -203,15 +212,14 @@ Numbers SyncBatchNorm::AllReduce(Phase phase, const Tensor& x, int64_t backward_
   contribution.members = &layer_->members;
   contribution.device = device_;
   contribution.shape = x.shape;
-  contribution.repeat = backward_calls;
-  contribution.signature = {operation, x.dtype, x.shape[axis], options_.axis, options_.epsilon, ""};
+  contribution.signature = {operation, x.dtype, x.shape[axis], options_.axis, options_.epsilon};
   contribution.numbers = std::move(own);
   contribution.devices = static_cast<size_t>(options_.num_devices);
   contribution.expected = &options_.contexts;
   contribution.ranks = options_.ranks;
   contribution.shared_name = options_.shared_name;
   contribution.timeout_seconds = options_.timeout > 0 ? options_.timeout : default_timeout.load();
-  return Table::Get().Contribute(contribution, ticket);
+  return Table::Get().Contribute(std::move(contribution), ticket);
 }
 
 void SyncBatchNorm::Fail(const std::string& text) {
@@ -220,13 +228,15 @@ void SyncBatchNorm::Fail(const std::string& text) {
   throw Error(text);
 }
 
-void SyncBatchNorm::CheckFinite(const BatchMoments& moments, const std::string& whose,
-                                const std::string& detail, const ForwardTensors& tensors) {
+void SyncBatchNorm::CheckFinite(const BatchMoments& moments, const Device* shard,
+                                const ForwardTensors& tensors) {
   if (options_.nonfinite != NonFinite::kRaise) return;
   const auto channel = FirstNonFinite(moments, options_, tensors.running_mean, tensors.running_var);
   if (!channel) return;
   Fail(Concat("SyncBatchNorm '", name_, "', forward: the mean or variance of channel ", *channel,
-              " of ", whose, " is not finite in ", Name(tensors.running_var.dtype), detail));
+              " of ", shard != nullptr ? "the shard of " + shard->Name() : "the whole batch",
+              " is not finite in ", Name(tensors.running_var.dtype),
+              shard != nullptr ? "" : ", although each shard has finite ones"));
 }
 
 int64_t SyncBatchNorm::ValidRows(const Layout& layout, const Tensor& rows) const {
@@ -242,7 +252,8 @@ void SyncBatchNorm::KeepInputIfNeeded(const Layout& layout, const ForwardTensors
   if (!options_.from_output) return;
   state->keeps_x =
       tensors.y_mode != WriteMode::kWrite ||  // y was not written, or was added to other values
-      !CanReconstruct(state->spread, state->offset, options_.activation, tensors.y.dtype);
+      !CanReconstruct(state->spread, state->offset, state->count, options_.activation,
+                      tensors.y.dtype);
   if (state->keeps_x) {  // x still exists, because MXNet gives y other memory
     const size_t bytes = static_cast<size_t>(layout.Size()) * SizeOf(tensors.x.dtype);
     state->kept_x = backend_->Keep(tensors.x.data, bytes);

@@ -52,7 +52,6 @@ class SyncBatchNorm {
   // The results of a forward call that its backward calls read.
   struct ForwardState {
     Ticket ticket{};
-    int64_t backward_calls = 0;
     int64_t valid_rows = 0;  // only if masked
     double count = 0;        // elements per channel; 0 if the statistics do not depend on x
     std::vector<double> mean, inv_std;
@@ -69,17 +68,15 @@ class SyncBatchNorm {
   void SetScale(const std::vector<double>& var, const ForwardTensors& tensors,
                 ForwardState* state) const;
   PassInput InputOf(const Layout& layout, const Tensor& tensor, const ForwardState& state) const;
-  // Raises an error on all devices if the options say so and moments are not finite. `whose` and
-  // `detail` are parts of the error's text.
-  void CheckFinite(const BatchMoments& moments, const std::string& whose, const std::string& detail,
-                   const ForwardTensors& tensors);
+  // Raises an error on all devices if the options say so and moments are not finite. These are of
+  // the shard of a device, or of the whole batch if `shard` is null.
+  void CheckFinite(const BatchMoments& moments, const Device* shard, const ForwardTensors& tensors);
   int64_t ValidRows(const Layout& layout, const Tensor& rows) const;
   void KeepInputIfNeeded(const Layout& layout, const ForwardTensors& tensors, ForwardState* state);
 
   // Reduces moments in forward, and adds sums in backward. It is an error if the dtype or
   // the number of channels of `x` differs between devices.
-  Numbers AllReduce(Phase phase, const Tensor& x, int64_t backward_calls, Numbers own,
-                    Ticket* ticket);
+  Numbers AllReduce(Phase phase, const Tensor& x, Numbers own, Ticket* ticket);
   // Ends all waits of other devices, and of ranks that may wait for this one, with this error.
   [[noreturn]] void Fail(const std::string& text);
 

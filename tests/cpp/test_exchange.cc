@@ -1,12 +1,18 @@
 // Tests exchanges between threads with random delays, and failures in one process.
+#include <sys/prctl.h>
+
+#include <atomic>
 #include <functional>
+#include <memory>
 #include <random>
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "check.h"
+#include "core/program.h"
 #include "ranks.h"
 
 namespace {
@@ -39,6 +45,7 @@ void Train(int num_ranks, int size) {
     Parallel(num_ranks * kLayers * size, [&](int thread) {
       const int rank_here = thread / size / kLayers, layer = thread / size % kLayers;
       const int id = first + thread % size;
+      const int slack = prctl(PR_GET_TIMERSLACK);
       std::mt19937 delays(thread);
       Ticket ticket;
       for (int step = 0; step < 2 * steps; ++step) {
@@ -57,9 +64,10 @@ void Train(int num_ranks, int size) {
             ContributionOf(&ranks[rank_here]->layers[layer], id, number(rank_here, id));
         own.phase = step % 2 == 0 ? Phase::kForward : Phase::kBackward;
         own.devices = size;
-        const Numbers sum = ranks[rank_here]->Contribute(own, &ticket);
+        const Numbers sum = ranks[rank_here]->Contribute(std::move(own), &ticket);
         CHECK_EQ(sum[0], expected, "step ", step);
       }
+      CHECK_EQ(prctl(PR_GET_TIMERSLACK), slack);
     });
   }
   Parallel(num_ranks * kLayers, [&](int thread) {  // the other devices never call
@@ -69,7 +77,7 @@ void Train(int num_ranks, int size) {
       own.devices = size;
       Ticket ticket;
       if (thread == 0) rank->Fail("the ship sinks", true);
-      rank->Contribute(own, &ticket);
+      rank->Contribute(std::move(own), &ticket);
     });
     CheckHas(text, "the ship sinks");
   });
@@ -95,9 +103,9 @@ struct OneRank : Rank {
   }
 
   // A device arrives and does not wait.
-  Waiting Arrive(const Contribution& own, Ticket* ticket = nullptr) {
+  Waiting Arrive(Contribution own, Ticket* ticket = nullptr) {
     Ticket scratch;
-    return Rank::Arrive(own, ticket == nullptr ? &scratch : ticket, Time());
+    return Rank::Arrive(std::move(own), ticket == nullptr ? &scratch : ticket, Time());
   }
   void Call(const std::vector<int>& ids, Ticket* tickets = nullptr) {
     for (const int id : ids)
@@ -106,6 +114,75 @@ struct OneRank : Rank {
 
   const size_t size;
 };
+
+std::atomic<int> located{0};
+
+// A long wait prints once what it waits for, and again after a reset. Both look for the program's
+// lines.
+TEST(NoticeOfALongWait) {
+  OneRank rank(2);
+  syncbn::SetLocator([] { ++located; });
+  for (int reset = 0; reset < 2; ++reset) {
+    for (int layer = 0; layer < 2; ++layer) {
+      Contribution own = rank.ContributionOf(0);
+      own.members = &rank.layers[layer];
+      const Waiting waiting = rank.Arrive(own);
+      CHECK(!rank.IsOver(waiting, Time(std::chrono::seconds(9))));
+      CHECK_EQ(located.load(), reset + layer);
+      CHECK(!rank.IsOver(waiting, Time(std::chrono::seconds(11))));
+      CHECK_EQ(located.load(), reset + 1);
+    }
+    rank.Fail("the ship sinks", false);
+    rank.Reset();
+  }
+  syncbn::SetLocator(nullptr);
+}
+
+// A thread that forks may hold what the locator waits for.
+TEST(ForkThatBeginsWhileTheLocatorRuns) {
+  static std::atomic<bool> runs, ends;
+  runs = ends = false;
+  syncbn::SetLocator([] {
+    for (runs = true; !ends;) std::this_thread::yield();
+  });
+  std::thread waits([] { CHECK_EQ(syncbn::WhereProgramStands(), ""); });
+  while (!runs) std::this_thread::yield();
+  syncbn::BeginFork();
+  waits.join();
+  ends = true;
+  syncbn::SetLocator([] { syncbn::ReportWhere("here"); });
+  CHECK_EQ(syncbn::WhereProgramStands(), "");
+  syncbn::EndFork();
+  CHECK_EQ(syncbn::WhereProgramStands(), "here");
+  syncbn::SetLocator(nullptr);
+}
+
+TEST(TimesOfWaits) {
+  OneRank rank(2);
+  CHECK_EQ(rank.LongestWait(), 0.0);
+  std::thread waits(
+      [&] { rank.Contribute(rank.ContributionOf(0), std::make_unique<Ticket>().get()); });
+  while (rank.LongestWait() < 0.01) std::this_thread::yield();
+  rank.Call({1});
+  waits.join();
+  CHECK(rank.WaitSeconds(rank.layers[0], Cpu(0)) >= 0.01);
+  CHECK_EQ(rank.WaitSeconds(rank.layers[0], Cpu(1)), 0.0);
+  CHECK_EQ(rank.LongestWait(), 0.0);
+  rank.Arrive(rank.ContributionOf(0));
+  rank.Fail("the ship sinks", false);
+  CHECK_EQ(rank.LongestWait(), 0.0);
+}
+
+// After Restart a layer may be called on former devices.
+TEST(RestartForgetsDevices) {
+  OneRank rank(1);
+  rank.Call({0, 1});
+  CheckHas(ErrorOf([&] { rank.Call({0}); }), "called on cpu(0) as well as on cpu(1)");
+  rank.Reset();
+  rank.Call({0, 1});
+  rank.Restart(&rank.layers[0]);
+  rank.Call({0});
+}
 
 // The first failure ends the calls of all layers of the process.
 TEST(TimeoutNamesWhoIsMissing) {

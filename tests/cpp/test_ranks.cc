@@ -5,6 +5,7 @@
 #include <cmath>
 #include <numeric>
 #include <string>
+#include <utility>
 
 #include "check.h"
 #include "ranks.h"
@@ -15,10 +16,11 @@ using syncbn::Bytes;
 using syncbn::Contribution;
 using syncbn::Key;
 using syncbn::Message;
-using syncbn::MessageKind;
 using syncbn::Numbers;
 using syncbn::Operation;
+using syncbn::PartMessage;
 using syncbn::Phase;
+using syncbn::ResultMessage;
 using syncbn::Ticket;
 using syncbn::Time;
 using syncbn::Waiting;
@@ -43,7 +45,7 @@ struct Actor {
 };
 
 // All devices call the layer "all" twice in each step, and the devices of some ranks also call the
-// layer "some". Backward comes in any order, and twice for the first call.
+// layer "some". Backward comes in any order.
 class Program {
  public:
   Program(int size, uint32_t seed, End end)
@@ -153,22 +155,19 @@ class Program {
   void Begin(Actor* actor) {
     const int phases = actor->phases++;
     const bool is_forward = phases % 2 == 0;
-    // Pairs (call, repeat): `repeat` is 1 for the second backward call of forward call 0, else 0.
-    std::vector<std::pair<int, int>> calls{{0, 0}, {1, 0}, {2, 0}};
+    std::vector<int> calls{0, 1, 2};
     if (is_forward) {
       std::rotate(calls.begin() + Below(3), calls.end() - 1, calls.end());
     } else {
-      calls.emplace_back(0, 1);
       std::shuffle(calls.begin(), calls.end(), random_);
     }
-    for (const auto& [call, repeat] : calls) {
+    for (const int call : calls) {
       const bool is_some = call == 2;
       if (is_some && !std::binary_search(some_.begin(), some_.end(), actor->rank)) continue;
-      const int exchange = 4 * phases + call + 3 * repeat;
+      const int exchange = 3 * phases + call;
       Contribution own = ContributionOf(&ranks_[actor->rank]->layers[is_some], actor->id);
       own.numbers.push_back(NumberOf(actor->rank, actor->id, exchange));
       own.phase = is_forward ? Phase::kForward : Phase::kBackward;
-      own.repeat = repeat;
       own.devices = static_cast<size_t>(devices_[actor->rank]);
       if (is_some) own.ranks = some_;
       own.timeout_seconds = 1;
@@ -176,7 +175,7 @@ class Program {
         own.signature.channels = 2;
       }
       actor->pending.push_back(
-          {ranks_[actor->rank]->Arrive(own, &actor->tickets[call], now_), exchange});
+          {ranks_[actor->rank]->Arrive(std::move(own), &actor->tickets[call], now_), exchange});
     }
   }
 
@@ -230,11 +229,11 @@ Waiting Begin(Rank* rank, const std::vector<int>& ranks) {
   Contribution own = ContributionOf(&rank->layers[0]);
   own.ranks = ranks;
   Ticket ticket;
-  return rank->Arrive(own, &ticket, Time());
+  return rank->Arrive(std::move(own), &ticket, Time());
 }
 
-Message PartOf(const std::vector<int>& ranks, int64_t call = 0) {
-  Message part;
+PartMessage PartOf(const std::vector<int>& ranks, int64_t call = 0) {
+  PartMessage part;
   part.key.layer = "all";
   part.key.call = call;
   part.signature.channels = 1;
@@ -253,7 +252,7 @@ bool Refuses(int rank, int from, const Bytes& bytes, const std::vector<int>* beg
 }
 
 TEST(PartsThatAreRefused) {
-  const auto refuses = [](int rank, int from, const Message& part) {
+  const auto refuses = [](int rank, int from, const PartMessage& part) {
     return Refuses(rank, from, Encode(part));
   };
   CHECK(refuses(0, 2, PartOf({1, 2})), "the receiver is missing");
@@ -265,16 +264,16 @@ TEST(PartsThatAreRefused) {
   CHECK(refuses(1, 0, PartOf({})), "the sender is the parent");
   CHECK(refuses(0, 0, PartOf({})), "the sender is the receiver");
   CHECK(refuses(0, 1, PartOf({}, -1)), "-1 is not a number of a call");
-  Message wrong = PartOf({});
-  wrong.kind = static_cast<MessageKind>(9);
-  CHECK(refuses(0, 1, wrong), "9 is not a kind of message");
-  wrong = PartOf({});
+  PartMessage wrong = PartOf({});
   wrong.signature.operation = static_cast<Operation>(-1);
   CHECK(refuses(0, 1, wrong), "-1 is not an operation");
   wrong = PartOf({});
   wrong.signature.dtype = static_cast<syncbn::DType>(99);
   CHECK(refuses(0, 1, wrong), "99 is not a dtype");
   Bytes bytes = Encode(PartOf({}));
+  bytes[sizeof(uint64_t)] = 9;
+  CHECK(Refuses(0, 1, bytes), "9 is not a kind of message");
+  bytes = Encode(PartOf({}));
   for (const size_t size : {bytes.size() + 9, bytes.size() - 1, size_t{9}, size_t{0}}) {
     bytes.resize(size);
     CHECK(Refuses(0, 1, bytes), size, " bytes");
@@ -287,10 +286,8 @@ TEST(PartsThatAreRefused) {
 TEST(ResultsThatAreRefused) {
   const std::vector<int> all, pair{1, 2};
   const auto result = [](size_t size) {
-    Message message;
-    message.kind = MessageKind::kResult;
+    ResultMessage message{{}, Numbers(size)};
     message.key.layer = "all";
-    message.numbers = Numbers(size);
     return Encode(message);
   };
   CHECK(!Refuses(1, 0, result(1), &all));
@@ -298,6 +295,58 @@ TEST(ResultsThatAreRefused) {
   CHECK(Refuses(1, 0, result(2), &all), "another size than the part had");
   CHECK(Refuses(1, 2, result(1), &all), "the sender is not the parent");
   CHECK(Refuses(1, 0, result(1), &pair), "the receiver has no parent and has sent nothing");
+}
+
+// The receiver tells all ranks, also of a message that no version sends.
+TEST(ProtocolErrorsAreToldToAllRanks) {
+  Rank receiver = RankOf(0);
+  receiver.Handle(1, Bytes(9));
+  for (int rank = 1; rank < 4; ++rank) CHECK_EQ(receiver.network->queues[rank].size(), 1u);
+  Rank other = RankOf(0);
+  const Waiting waiting = Begin(&other, {});
+  CheckHas(other.Handle(2, Encode(syncbn::FailMessage{"the ship sinks"})), "on rank 2: the ship");
+  CHECK(waiting.exchange->over);
+  CHECK(other.network->queues[1].empty());  // rank 2 has told it
+}
+
+// The error has the values of the two places that differ.
+TEST(SignaturesThatDiffer) {
+  Rank receiver = RankOf(1);
+  Contribution own = ContributionOf(&receiver.layers[0]);
+  own.signature.epsilon = 0.5;
+  Ticket ticket;
+  receiver.Arrive(std::move(own), &ticket, Time());
+  PartMessage part = PartOf({});
+  part.ranks = {0, 1};
+  Rank root = RankOf(0);
+  root.Handle(1, Encode(part));
+  own = ContributionOf(&root.layers[0]);
+  own.signature.epsilon = 0.5;
+  own.ranks = {0, 1};
+  const std::string text = ErrorOf([&] { root.Arrive(std::move(own), &ticket, Time()); });
+  CheckHas(text, "rank 1 has channels=1, dtype=float32, axis=0, epsilon=0 and synchronizes");
+  CheckHas(text, "but rank 0 has channels=1, dtype=float32, axis=0, epsilon=0.5");
+  // The part of rank 1 has its epsilon.
+  Rank parent = RankOf(0);
+  const std::string error = parent.Handle(1, receiver.network->queues[0].front().second);
+  CHECK_EQ(error, "");
+  own = ContributionOf(&parent.layers[0]);
+  CheckHas(ErrorOf([&] { parent.Arrive(std::move(own), &ticket, Time()); }), "epsilon=0.5");
+}
+
+TEST(SendsThatFail) {
+  struct Broken : LocalTransport {
+    using LocalTransport::LocalTransport;
+    void Send(int, Bytes) override { throw syncbn::Error("no cable"); }
+  };
+  struct BrokenRank : syncbn::Table {
+    BrokenRank() { Connect(std::make_unique<Broken>(std::make_shared<Network>(2), 1)); }
+    using Table::Arrive;
+  } rank;
+  syncbn::Members layer("all");
+  Ticket ticket;
+  CHECK_EQ(ErrorOf([&] { rank.Arrive(ContributionOf(&layer), &ticket, Time()); }),
+           "sending to rank 0 failed: no cable");
 }
 
 TEST(GroupsThatDiffer) {
@@ -347,12 +396,15 @@ TEST(RandomMessages) {
       if (below(8) == 0 && waiting.exchange) {
         receiver.IsOver(waiting, Time(std::chrono::milliseconds(below(5000))));
       }
-      Message message = PartOf(ranks(), below(3));
-      if (below(8) == 0) message.ranks.push_back(below(2) == 0 ? 100 : 0);
-      message.kind = static_cast<MessageKind>(below(12) == 0 ? below(6) : below(2));
-      message.key.phase = static_cast<Phase>(below(12) == 0 ? below(5) : 0);
-      message.signature.operation = static_cast<Operation>(below(9) / 4);
-      message.numbers.resize(static_cast<size_t>(below(20) == 0 ? below(70000) : 1));
+      PartMessage part = PartOf(ranks(), below(3));
+      if (below(8) == 0) part.ranks.push_back(below(2) == 0 ? 100 : 0);
+      part.key.phase = static_cast<Phase>(below(12) == 0 ? below(5) : 0);
+      part.signature.operation = static_cast<Operation>(below(9) / 3);
+      part.numbers.resize(static_cast<size_t>(below(20) == 0 ? below(70000) : 1));
+      Message message = part;
+      if (below(2) == 0) message = ResultMessage{part.key, part.numbers};
+      if (below(24) == 0) message = syncbn::FailMessage{"fail"};
+      if (below(24) == 0) message = syncbn::LeaveMessage{};
       Bytes bytes = Encode(message);
       const auto& sent = receiver.network->queues[static_cast<size_t>(below(size))];
       if (!sent.empty() && below(6) == 0) bytes = sent.back().second;

@@ -30,7 +30,7 @@ def step(between=lambda: None):
     "call, fact",
     [
         ("step, stop_rank_1", "Arrived: rank 0. Missing: rank 1"),
-        ("distributed.broadcast_parameters, first", "within 2 s"),
+        ("distributed.broadcast_parameters, first, 1", "within 2 s"),
     ],
 )
 def test_a_rank_that_hangs_is_killed_when_the_other_ends(call, fact):
@@ -74,6 +74,23 @@ assert 'no such sample' in error_of(step)
     run_ranks(2, NET + program)
 
 
+def test_recover_ends_the_wait_for_a_rank():
+    """It tells the other ranks, which then do not wait either."""
+    program = """
+gluon_syncbn.set_timeout(60)
+step()
+if rank == 0:
+    with autograd.train_mode():
+        y = first(x)
+    assert 'recover() was called' in error_of(gluon_syncbn.recover)
+else:
+    from gluon_syncbn.native import failures
+    while not failures.failure():
+        time.sleep(0.1)
+"""
+    run_ranks(2, NET + program)
+
+
 def test_an_error_of_mpi_is_raised_without_a_crash():
     program = """
 from gluon_syncbn.native.processes import world
@@ -98,10 +115,10 @@ text = error_of(distributed.broadcast_parameters, net)
 if by_gluon(True, False):  # names begin with the prefix of a block
     assert 'net_batchnorm0_gamma' in text and 'net_batchnorm1_gamma' in text, text
     assert 'a.gamma' in text, text
-    layers = [SyncBatchNorm(in_channels=3, prefix='x_') for _ in range(rank + 1)]
-    layers[-1].initialize()
-    text = error_of(distributed.broadcast_parameters, layers[-1])
-    assert "'x'" in text and "'x (number 2" in text, text
+    layer = SyncBatchNorm(in_channels=3, prefix='x_', momentum=0.5 + rank / 4)
+    layer.initialize()
+    text = error_of(distributed.broadcast_parameters, layer)
+    assert "'x'" in text and "0.5" in text and "0.75" in text, text
 else:
     assert "'batchnorm0' at a" in text and "'batchnorm1' at a" in text, text
 dense = nn.Dense(3, in_units=2, **prefixed('dense_'))
@@ -139,13 +156,23 @@ assert 'built without MPI' in error_of(distributed.init)
 
 
 STEPS_APART = {  # code that makes a rank differ: facts in the error
-    "step(update=trainers[0].update) if rank else None": ("1 updates", "2 updates"),
-    "trainers.reverse(); nets.reverse()": ("1 updates", "0 updates"),
+    "step(update=trainers[0].update) if rank else None": ("num_update 1", "update 2"),
+    "trainers.reverse(); nets.reverse()": ("number ", "trainer"),
     "(norm.beta if rank else norm.gamma).grad_req = 'null'": ("beta", "gamma"),
-    "dense.bias.grad_req = 'null'": ("bias", "nothing"),
+    "dense.bias.grad_req = 'null'": ("bias", "momentum"),
     "trainers[0].set_learning_rate(0.5)": ("rate 0.25", "rate 0.5"),
-    "trainers[0].optimizer.wd = 0.125": ("decay 0.0", "decay 0.125"),
-    "dense.bias.lr_mult = 3": ("rate 1.0", "rate 3"),
+    "trainers[0].optimizer.wd = 0.125": ("wd 0.0", "wd 0.125"),
+    "dense.bias.lr_mult = 3": ("1.0, 1.0", "3, 1.0"),
+    "trainers[0].optimizer.beta1 = 0.5": ("beta1 0.9", "beta1 0.5"),
+    "trainers[0].optimizer.clip_gradient = 1": ("gradient None", "gradient 1"),
+    "trainers[0]._scale = 2": ("scale of gradients 1.0", "scale of gradients 2"),
+    "trainers[0]._optimizer.__class__ = mx.optimizer.Adamax": ("Adam on", "Adamax"),
+    "norm._kwargs['momentum'] = 0.5": ("'momentum': 0.9", "'momentum': 0.5"),
+    "norm._sync.settings = norm._sync.settings._replace(nonfinite='raise')": (
+        "nonfinite='skip'",
+        "nonfinite='raise'",
+    ),
+    "dense.cast('float64')": ("'float32'", "'float64'"),
 }
 
 
@@ -153,7 +180,8 @@ def test_ranks_whose_steps_differ():
     program = f"""
 def step(update=None):
     with autograd.record():
-        loss = nets[0](nd.ones((1, 3)) * (rank + 1)).sum()
+        y = nets[0][0](nd.ones((1, 3)) * (rank + 1))
+        loss = nets[0][1](y.astype(nets[0][1].weight.dtype)).sum()
     loss.backward()
     (update or trainers[0].step)(1)
 
@@ -165,7 +193,8 @@ for change, expected in {STEPS_APART}.items():
     nets, trainers = [], []
     for _ in range(2):
         net = nn.HybridSequential()
-        net.add(nn.BatchNorm(in_channels=3), nn.Dense(2, in_units=3))
+        net.add(SyncBatchNorm(in_channels=3, nonfinite='skip', group='process'))
+        net.add(nn.Dense(2, in_units=3))
         net.initialize()
         nets.append(net)
         trainers.append(distributed.Trainer(net, 'adam', {{'learning_rate': 0.25}}))

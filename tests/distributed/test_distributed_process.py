@@ -77,6 +77,36 @@ def test_exits_forks_and_ends(name):
     run_ranks(2, STEP + PROGRAMS[name])
 
 
+def test_a_rank_at_its_end_names_ranks_that_do_not_end():
+    """Rank 1 is stopped after the last step, and continued after the message."""
+    program = """
+import signal, subprocess, threading
+gluon_syncbn.set_timeout(1)
+push_step()
+mx.nd.waitall()
+others = MPI.COMM_WORLD.allgather(os.getpid())
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+else:
+    read, write = os.pipe()
+    stderr = os.dup(2)
+    os.dup2(write, 2)
+
+    def wait():  # rank 0 waits in native code, without the GIL
+        text = b''
+        while b'waits for rank 1' not in text:
+            text += os.read(read, 4096)
+        os.write(stderr, b'told\\n')
+        os.kill(others[1], signal.SIGCONT)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+"""
+    process = start(2, STEP + program)
+    output = finish(process)
+    assert process.returncode == 0 and "told" in output, output
+
+
 def test_init_ends_within_its_timeout_and_may_be_called_again(tmp_path):
     """Rank 1 calls init after the first call of rank 0 has timed out."""
     program = """

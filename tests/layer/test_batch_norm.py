@@ -40,6 +40,45 @@ def test_dgamma_of_a_constant_channel_is_zero(function):
     assert layer.gamma.grad().asnumpy() == 0
 
 
+@pytest.mark.parametrize("exponent", [400, -380])
+def test_dx_of_extreme_deviations(exponent):
+    """Without epsilon, a power of two as a factor of x only changes exponents of dx."""
+    x, dy = np.random.default_rng(0).normal(size=(2, 64, 3))
+    dxs = []
+    for factor in 1.0, 2.0**exponent:
+        layer = SyncBatchNorm(in_channels=3, epsilon=0)
+        layer.cast("float64")
+        layer.initialize()
+        array = nd.array(x * factor, dtype="float64")
+        array.attach_grad()
+        with autograd.record():
+            y = layer(array)
+        y.backward(nd.array(dy, dtype="float64"))
+        dxs.append(array.grad.asnumpy() * factor)
+    np.testing.assert_array_equal(*dxs)
+
+
+@pytest.mark.parametrize("train_mode", [True, False])
+def test_gradients_where_y_overflows(train_mode):
+    """With a slope above 1, y may be infinite in float16 although x_hat is small."""
+    x, dy = np.random.default_rng(0).normal(size=(2, 64, 3)).astype("float16")
+    results = []
+    for dtype in "float64", "float16":
+        layer = SyncBatchNorm(in_channels=3, activation="leaky_relu", slope=1e5)
+        layer.cast(dtype)
+        layer.initialize()
+        array = nd.array(x, dtype=dtype)
+        array.attach_grad()
+        with autograd.record(train_mode):
+            y = layer(array)
+        y.backward(nd.array(dy / 1e5, dtype=dtype))
+        results.append([array.grad.asnumpy(), layer.gamma.grad().asnumpy()])
+    (dx, dgamma), (dx16, dgamma16) = results
+    # dy / 1e5 is rounded to a subnormal float16, by 2**-25.
+    assert np.abs(dx16 - dx).max() < 4 * 1e5 * 2.0**-25 + 2.0**-10 * np.abs(dx).max()
+    assert np.isfinite(dgamma16).all() and np.abs(dgamma16 - dgamma).max() < 1
+
+
 def test_infinities_in_inference():
     """If x < 0, a ReLU replaces infinite x and dy by 0. A leaky ReLU keeps them."""
     x = nd.array(np.array([[-np.inf, np.inf, np.nan, -1]], "float32").T)

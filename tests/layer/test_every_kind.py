@@ -321,33 +321,6 @@ def test_statistics_that_layers_share(is_graph, mode):
         check_replicas(net)
 
 
-@pytest.mark.parametrize("normalization", ["null", "valid"])
-def test_a_gradient_that_is_divided_by_rows(normalization):
-    """A warning names SoftmaxOutput, in a SymbolBlock and in an imperative net."""
-    options = {"normalization": normalization, "use_ignore": True}
-
-    class Net(HybridBlock):
-        def __init__(self):
-            super().__init__()
-            self.dense = nn.Dense(3, in_units=2, use_bias=False)
-
-        def hybrid_forward(self, F, x, y):
-            return F.SoftmaxOutput(self.dense(x), y, **options)
-
-    inputs = DATA, mx.sym.var("label")
-    for net in Net(), SymbolBlock(Net()(*inputs), inputs):
-        net.initialize(mx.init.One(), ctx=cpus(2))
-        make_parallel(net, cpus(2))
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            for _ in range(2):
-                with autograd.record():
-                    y = net(mx.nd.ones((4, 2)), mx.nd.array([0, 1, 2, 0]))
-                y.backward()
-        found = [w for w in caught if "gradients of SoftmaxOutput" in str(w.message)]
-        assert len(found) == (normalization != "null")
-
-
 class Masked(HybridBlock):
     def __init__(self):
         super().__init__()

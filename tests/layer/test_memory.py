@@ -72,7 +72,19 @@ def resident(gamma):
 print(json.dumps([resident(0.0), resident(1.0)]))
 """
 
-RETURN_FREED_MEMORY = {"GLUON_SYNCBN_KEEP_MEMORY": "0"}
+FREED = """
+import numpy as np
+layer = gluon_syncbn.SyncBatchNorm(num_devices=1)
+layer.initialize()
+with autograd.train_mode():
+    layer(nd.ones((2, 3))).wait_to_read()
+other = np.ones(2**24)  # 128 MB
+before = status('VmRSS')
+del other
+print(before - status('VmRSS'))
+"""
+
+KEEP_FREED_MEMORY = {"GLUON_SYNCBN_KEEP_MEMORY": "1"}
 
 
 def result_of(program, steps, **options):
@@ -83,7 +95,7 @@ def result_of(program, steps, **options):
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize(
     "steps, variables",
-    [(1000, {}), pytest.param(5000, RETURN_FREED_MEMORY, marks=pytest.mark.full)],
+    [(1000, {}), pytest.param(5000, KEEP_FREED_MEMORY, marks=pytest.mark.full)],
 )
 def test_memory_and_threads_do_not_grow_when_shapes_change(steps, variables):
     used = result_of(TRAIN, steps, timeout=270, **variables)
@@ -93,5 +105,11 @@ def test_memory_and_threads_do_not_grow_when_shapes_change(steps, variables):
 
 
 def test_inputs_are_kept_only_while_gamma_is_0():
-    with_zero, with_one = result_of(KEPT_INPUTS, 1, timeout=120, **RETURN_FREED_MEMORY)
+    with_zero, with_one = result_of(KEPT_INPUTS, 1, timeout=120)
     assert with_zero - with_one > 28 * 1024  # x of 32 MB
+
+
+@pytest.mark.parametrize("variables", [{}, KEEP_FREED_MEMORY])
+def test_memory_of_others_is_returned_unless_the_program_asks(variables):
+    returned = result_of(FREED, 1, **variables)
+    assert (returned > 64 * 1024) == (not variables)

@@ -3,17 +3,15 @@
 import re
 
 import gluon_syncbn
-from gluon_syncbn import SyncBatchNorm, make_parallel
+from gluon_syncbn import SyncBatchNorm
 
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd
-from mxnet.gluon import nn
 from support import reference
 from support.blocks import prefixed
-from support.helpers import assert_all_near, cpus, put, run_python, split_rows, value
-from support.nd import nd
+from support.helpers import assert_all_near, put, run_python, split_rows, value
 
 GOOD = np.random.default_rng(0).normal(2, 3, (6, 3, 4)).astype("float32")
 
@@ -106,13 +104,3 @@ for rows in 2, 1, 1:
 def test_one_value_per_channel_warns_once_per_process():
     text = run_python(ONE_VALUE).stderr
     assert text.count("SyncBatchNorm 'batchnorm0' trains on one value per chan") == 1
-
-
-def test_few_rows_without_synchronization_warn_once(recwarn):
-    net = make_parallel(nn.BatchNorm(), cpus(2), sync_bn=False)
-    net.initialize()
-    for rows in 6, 4, 2:
-        with autograd.record():
-            net(nd.ones((rows, 3))).wait_to_read()
-    (warning,) = [w for w in recwarn if "sync_bn" in str(w.message)]
-    assert "2 rows" in str(warning.message) and warning.filename == __file__

@@ -56,6 +56,13 @@ def test_library_has_an_architecture_of_each_generation():
     assert virtual == real[-1].replace("real", "virtual")
 
 
+def test_fast_math_is_an_error_of_the_build():
+    """The setting nonfinite= would do nothing."""
+    options = "-std=c++17", "-fsyntax-only", "-ffast-math", "-I", ROOT / "src"
+    errors = errors_of("c++", *options, ROOT / "src" / "exchange" / "exchange.cc")
+    assert "must be compiled without -ffast-math" in errors
+
+
 def test_asked_for_cuda_without_nvcc(tmp_path, monkeypatch):
     monkeypatch.setenv("GLUON_SYNCBN_CUDA", "1")
     monkeypatch.setenv("CUDACXX", str(tmp_path / "no_such_nvcc"))

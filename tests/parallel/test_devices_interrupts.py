@@ -9,7 +9,7 @@ import threading
 
 import gluon_syncbn
 from gluon_syncbn.mxnet_private import graphs
-from gluon_syncbn.parallel import replicas
+from gluon_syncbn.parallel import participants
 
 import numpy as np
 import pytest
@@ -93,7 +93,7 @@ FILES = contextlib.__file__, gluon.trainer.__file__
 FUNCTIONS = (
     graphs.differentiate,  # a flag of MXNet stayed set, and later backwards did nothing
     gluon.Trainer._update,  # only some parameters were updated
-    replicas.only_participants.__wrapped__,  # later calls raised errors
+    participants.only_participants.__wrapped__,  # later calls raised errors
 )
 
 

@@ -9,6 +9,7 @@ import weakref
 
 import gluon_syncbn
 from gluon_syncbn import allow_plain_loop, make_parallel
+from gluon_syncbn.mxnet_private.graphs import release_owners
 
 import mxnet as mx
 import numpy as np
@@ -16,14 +17,12 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from support.blocks import gluon_1_only, move
-from support.helpers import cpus, differentiate, summed_grad, value
+from support.helpers import cpus, differentiate, summed_grad
 from support.nd import nd
 from support.nets import (
     Net,
-    Normalized,
     X,
     array,
-    assert_same,
     column,
     dense,
     one_weight,
@@ -108,6 +107,7 @@ def test_graphs_are_freed(way):
     def count():
         mx.nd.waitall()
         nd.zeros(1).wait_to_read()  # earlier operators are deleted before this one runs
+        release_owners()  # as the next call does
         counts.append(len(tokens))
 
     gc.disable()
@@ -148,6 +148,9 @@ def test_ctrl_c_keeps_no_graph(monkeypatch):
     with contextlib.suppress(KeyboardInterrupt):
         list(zip(signals, map(library.MXNDArrayFree, [handle])))
     gc.collect()
+    mx.nd.waitall()
+    nd.zeros(1).wait_to_read()
+    release_owners()
     assert not tokens
 
 
@@ -218,7 +221,6 @@ def test_numpy_semantics(is_variable, devices):
 # ---- Limits.
 
 
-@gluon_1_only("blocks of Gluon 2 have no names")
 @pytest.mark.parametrize(
     "loss",
     [
@@ -234,7 +236,8 @@ def test_loss_that_reads_what_a_device_has_kept(loss):
     net = started(Net(dense(), function=keep), cpus(2))
     with autograd.record():
         total = loss(net, net(array(X)))
-    with pytest.raises(ValueError, match=net.name):
+    name = next(iter(net.collect_params().values())).name
+    with pytest.raises(ValueError, match=name):
         total.backward()
 
 
@@ -260,60 +263,45 @@ def test_net_that_reads_a_variable_that_is_no_argument(way):
         net(array(X))
 
 
-@pytest.mark.parametrize("rows", [2, 4, 5])
 @pytest.mark.parametrize(
-    "function",
+    "function, rows",
     [
-        lambda F, h: h.mean(),
-        lambda F, h: F.dot(h, h, transpose_b=True),
-        lambda F, h: F.transpose(F.expand_dims(h, axis=0), axes=(2, 1, 0)),
+        (lambda F, h: h.mean(), 4),
+        (lambda F, h: h.mean(), 5),
+        (lambda F, h: F.dot(h, h, transpose_b=True), 5),
+        (lambda F, h: F.transpose(F.expand_dims(h, axis=0), axes=(2, 1, 0)), 5),
     ],
 )
 def test_output_whose_first_axis_is_not_the_rows(function, rows):
     net = started(Net(dense(), function=function), cpus(2))
-    words = rf"must have {-(-rows // 2)} rows|for {rows // 2} rows? on each|on cpu\(1\)"
+    words = rf"must have {-(-rows // 2)} rows|on cpu\(1\)"
     with pytest.raises(ValueError, match=words):
         with autograd.record():
             net(array(X[:rows]))
 
 
-@pytest.mark.parametrize("train", [True, False])
-def test_the_additional_run_of_a_first_call_changes_nothing(train):
-    """The net runs again, to detect outputs whose first axis is not the rows."""
-    results = []
-    for contexts in cpus(2), cpus(1):
-        net = started(Normalized(), contexts, "hybridize")
-        with autograd.record(train_mode=train):
-            y = net(array(X[:4]))
-        results.append([y.asnumpy(), *map(value, net.collect_params().values())])
-    assert_same(*results)
+def test_the_net_runs_once_on_each_device():
+    """GluonCV's R-CNN accepts only one number of rows."""
+    calls = []
+
+    def reshape(F, h):
+        calls.append(h.context)
+        return h.reshape((3, 2)) * 1
+
+    net = started(Net(dense(), function=reshape), cpus(2))
+    assert net(array(X)).shape == (6, 2) and calls == cpus(2)
 
 
-def test_a_net_that_accepts_one_number_of_rows():
-    """GluonCV's R-CNN is such a net. The additional run fails, but not the call."""
-    net = started(Net(dense(), function=lambda F, h: h.reshape((3, 2)) * 1), cpus(2))
-    assert net(array(X)).shape == (6, 2)
+class Prediction:
+    def __init__(self, mean):
+        self.mean = mean
 
 
-@pytest.mark.parametrize("mode", ["imperative", "static_shape"])
-def test_the_additional_run_draws_no_random_numbers(mode):
-    net = started(Net(dense(), nn.Dropout(0.5)), cpus(2), mode)
-    masks = []
-    for _ in range(2):  # only the first call has an additional run
-        mx.random.seed(5)
-        with autograd.train_mode():
-            masks.append(net(array(X)).asnumpy())
-    assert (masks[0] == 0).any() and (masks[0] == masks[1]).all()
-
-
-def test_a_loop_over_shards_is_refused():
-    net = started(Normalized(), cpus(2))
-    shards = gluon.utils.split_and_load(array(X), cpus(2))
-    with pytest.raises(ValueError, match=r"cpu\(1\).*batch"):
-        with autograd.record():
-            [net(x) for x in shards]
-    for x in shards:
-        assert net(x).shape == (3, 2)
+@pytest.mark.parametrize("kind", [Prediction, lambda mean: iter([mean])])
+def test_objects_with_arrays_of_one_device_are_refused(kind):
+    net = started(Net(dense(), function=lambda F, h: (h, kind(h))), cpus(2))
+    with pytest.raises(ValueError, match="output 1 .* an object"):
+        net(array(X))
 
 
 def test_parallel_net_inside_a_net_with_other_contexts(devices, make_devices):

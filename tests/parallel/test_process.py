@@ -75,7 +75,99 @@ for _ in range(3):
     assert os.waitpid(child, 0)[1] == 0
 """
 
+DELETE_WHILE_THE_GIL_IS_HELD = """
+import ctypes, gc, weakref
+from gluon_syncbn.mxnet_private import graphs
+from gluon_syncbn.parallel import recorded_call
+
+net = gluon_syncbn.make_parallel(nn.Dense(1, in_units=3), contexts)
+net.initialize()
+calls, library = [], graphs._LIB
+record = library.MXCustomFunctionRecord
+library.MXCustomFunctionRecord = lambda *args: calls.append(args[-1]) or record(*args)
+with autograd.record():
+    loss = net(nd.ones((4, 3)))
+callbacks = calls[0]._obj
+(owner,) = map(weakref.ref, list(recorded_call._calls.values()))
+# Functions of PyDLL hold the GIL, like os.fork.
+library, thread = ctypes.PyDLL(None), ctypes.c_ulong()
+deletes = ctypes.cast(callbacks.callbacks, ctypes.POINTER(ctypes.c_void_p))[1]
+argument = ctypes.c_void_p(callbacks.contexts[1])
+created = library.pthread_create(
+    ctypes.byref(thread), None, ctypes.c_void_p(deletes), argument
+)
+assert created == 0 and library.pthread_join(thread, None) == 0
+devices.map(int)
+gc.collect()
+assert owner() is None
+"""
+
+NO_MAP_AFTER_THE_EXIT = """
+import atexit
+begun, end = threading.Event(), threading.Event()
+
+def loop():
+    while True:
+        devices.map(lambda: begun.set() or end.is_set() and os._exit(1))
+
+thread = threading.Thread(target=loop, daemon=True)
+thread.start()
+begun.wait()
+atexit._run_exitfuncs()
+end.set()
+thread.join(1)  # the thread gets an error, or waits for its turn
+os._exit(print('done', flush=True) or 0)
+"""
+
 PROGRAMS = {
+    "a graph is deleted while the GIL is held": DELETE_WHILE_THE_GIL_IS_HELD,
+    "no map begins after the exit handlers": NO_MAP_AFTER_THE_EXIT,
+    "a first call does not disturb a wait of another thread": """
+layer = gluon_syncbn.SyncBatchNorm()
+layer.initialize()
+errors, end = [], threading.Event()
+
+def wait():
+    while not end.is_set():
+        try:
+            mx.nd.waitall()
+        except mx.MXNetError as error:
+            errors.append(error)
+
+thread = threading.Thread(target=wait)
+thread.start()
+with autograd.train_mode():
+    layer(nd.ones((2, 3))).asnumpy()
+end.set()
+thread.join()
+assert not errors, errors[0]
+""",
+    "signals after all descriptors were closed": """
+layer = gluon_syncbn.SyncBatchNorm()
+os.closerange(3, 4096)
+files = [open(f'{sys.argv[1]}/{n}', 'w') for n in range(20)]
+signal.signal(signal.SIGUSR1, lambda *_: None)
+signal.raise_signal(signal.SIGUSR1)
+assert not any(os.path.getsize(file.name) for file in files)
+os._exit(print('done', flush=True) or 0)
+""",
+    "no threads": """
+import resource
+layer = gluon_syncbn.SyncBatchNorm(num_devices=2, timeout=1)
+layer.initialize(ctx=contexts)
+with autograd.train_mode():
+    devices.map(layer, devices.split(x))  # starts all threads
+    mx.nd.waitall()
+    if os.geteuid() == 0:
+        os.setresuid(65534, 65534, 65534)  # root has no limit
+    resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+    y = layer(x)
+try:
+    y.wait_to_read()
+except mx.MXNetError as error:
+    assert 'Missing: cpu(1)' in str(error), error
+os._exit(print('done', flush=True) or 0)
+""",
     "exit while a device waits in vain": "push_step(); y = push_call_of_one_device()",
     "exit after an error in a loss's backward": AFTER_AN_ERROR,
     # The layer would time out if the thread could not queue its call during the fork.
@@ -148,18 +240,19 @@ devices.map(lambda: fork(interrupt))  # map defers signals, but not in a child
 }
 
 
-def run(body):
+def run(body, *arguments):
     """Run a program that has to succeed; return its standard error."""
     options = {"GLUON_SYNCBN_TIMEOUT": "60", "PYTHONFAULTHANDLER": "1"}
-    process = run_python(f"{SETUP}{body}\nprint('done')", timeout=50, **options)
+    program = f"{SETUP}{body}\nprint('done')"
+    process = run_python(program, *arguments, timeout=50, **options)
     assert process.returncode == 0, process.stderr
     assert process.stdout.endswith("done\n")
     return process.stderr
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_exits_and_forks(name):
-    errors = run(PROGRAMS[name])
+def test_exits_and_forks(name, tmp_path):
+    errors = run(PROGRAMS[name], tmp_path)
     is_printed = "before a fork: " in errors
     assert is_printed == name.startswith("a failure before a fork")
     # MXNet's error texts begin with "MXNetError" since version 1.7.
@@ -181,6 +274,34 @@ def test_exit_after_a_recorded_call_without_backward():
         for process in threads.map(run_python, [WITHOUT_A_LAYER] * 4):
             assert process.returncode == 0, process.stderr
 
+
+CTRL_C_ELSEWHERE = """
+import time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+make = lambda: gluon_syncbn.SyncBatchNorm(num_devices=2, timeout=40)
+first = threading.Thread(target=make)
+first.start()
+first.join()
+
+def interrupted():
+    layer = make()
+    layer.initialize(ctx=contexts)
+    with autograd.train_mode():
+        y = layer(x)
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    begin = time.monotonic()
+    try:
+        y.wait_to_read()
+    except (KeyboardInterrupt, mx.MXNetError):
+        assert time.monotonic() - begin < 20  # half of the timeout
+    try:
+        gluon_syncbn.recover()
+    except KeyboardInterrupt:
+        pass
+
+interrupted()
+fork(interrupted)
+"""
 
 CTRL_C = """
 import time
@@ -205,6 +326,7 @@ mx.nd.waitall()
 
 
 STOPPED = """
+import time
 gluon_syncbn.set_timeout(3)
 push_step()  # later calls do not trace the net
 mx.nd.waitall()
@@ -214,6 +336,7 @@ def late(x):
         stop = 'sleep 0.5; kill -STOP $PPID; sleep 4; kill -CONT $PPID'
         # close_fds=False avoids a fork, whose handler would first wait for cpu(0).
         subprocess.run(['/bin/sh', '-c', stop], close_fds=False)
+        time.sleep(1)  # 1.5 s without the stop
     return net(x)
 
 with autograd.train_mode():
@@ -225,6 +348,6 @@ mx.nd.waitall()
 def test_waits_of_some_seconds():
     """Ctrl-C ends a wait. The timeout excludes time in which a process is stopped."""
     with ThreadPoolExecutor(2) as threads:
-        errors, _ = threads.map(run, [CTRL_C, STOPPED])
+        errors, *_ = threads.map(run, [CTRL_C, STOPPED, CTRL_C_ELSEWHERE])
     assert errors.count("Missing: cpu(1)") == 1
     assert "gluon_syncbn raises this error after 60 s:" in errors

@@ -57,7 +57,7 @@ def test_an_interrupted_run_continues_exactly(trained, tmp_path, call, monkeypat
     with FileLock(tmp_path / ".lock"):
         assert "is in use" in call(2, main, "--resume", tmp_path)
     call(0, main, "--resume", tmp_path)
-    for name in "run.params", "run.states":
+    for name in "run-2.params", "run-2.states":
         assert (tmp_path / name).read_bytes() == (trained / name).read_bytes()
     assert {path.name for path in tmp_path.iterdir()} == set(os.listdir(trained))
 
@@ -100,8 +100,8 @@ SMALL, LABEL = Image.new("L", (2, 2)), np.zeros((2, 2), np.uint8)
         ("has a run", ["--run-dir", "RUN"]),
         ("is finished", ["--resume", "RUN"]),
         ("run.json", "run.json"),
-        ("is damaged", "run.params"),
-        ("is damaged", "run.states"),
+        ("is damaged", "run-2.params"),
+        ("is damaged", "run-2.states"),
         ("cannot be read", (Image.new("1", (13500, 13500)), LABEL)),
         ("must have 8 bits", (Image.new("I;16", (2, 2), 500), LABEL)),
         ("--ignore-label", (SMALL, LABEL + 255)),
@@ -130,8 +130,8 @@ def test_two_processes_train_like_two_contexts(tmp_path, monkeypatch, call):
     program = f"import runpy\nrunpy.run_path({SCRIPT!r}, run_name='__main__')"
     options = "--distributed", *options, "--num-devices", "1", "--run-dir", tmp_path
     assert finish(start(2, program, *options, init="")).count("epoch 1:") == 1
-    found = mx.nd.load(str(tmp_path / "run.params"))
-    for name, right in mx.nd.load(str(tmp_path / "contexts/run.params")).items():
+    found = mx.nd.load(str(tmp_path / "run-1.params"))
+    for name, right in mx.nd.load(str(tmp_path / "contexts/run-1.params")).items():
         np.testing.assert_allclose(found[name].asnumpy(), right.asnumpy(), 1e-5, 1e-5)
 
 

@@ -1,0 +1,282 @@
+"""Parameters of parallel nets: the first device owns each value and each gradient."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, Iterable, Iterator, NamedTuple, Sequence
+
+import mxnet as mx
+from mxnet import autograd
+
+from . import graphs
+from .arrays import copyto, write_sum
+from .parameters import contexts_of, copy_to_others, list_contexts, mark_fresh
+
+
+class _Thread(threading.local):
+    sees_owners = False  # True while a trainer's step runs in the thread
+
+
+_thread = _Thread()
+
+
+class ParallelParameter(mx.gluon.Parameter):
+    """A parameter of a parallel net. Its first array and first gradient own its value.
+
+    The methods that return an array are replaced, because each way from a program to an
+    array leads through them. A program that names no context gets the owner. An array
+    on another context is a copy, which is made when a device or a program asks for it.
+    So a program may change the owner at any time, and changes of copies are lost.
+    """
+
+    is_summed: bool = False  # True if the first gradient is the whole batch's
+    _thread_state: Any  # its `contexts` are () unless the thread runs a net on a device
+    _is_lent: bool = (
+        False  # True if a program has the owner, so it may change at any time
+    )
+    _version: int = 0  # counts changes of the owner
+    _shared_version: int = 0  # the version that all copies have, or later ones
+    _copied: dict  # {index of a copy: its version}, of copies made alone
+
+    def __reduce__(self) -> tuple:  # the class has no name by which pickle finds it
+        return _make, (type(self).__bases__[1],), vars(self)
+
+    def data(self, ctx: Any = None, device: Any = None) -> Any:
+        place = device if ctx is None else ctx
+        if self._data and len(self._data) > 1 and not _thread.sees_owners:
+            contexts, is_on_device = list_contexts(self), self._thread_state.contexts
+            if not is_on_device and not _called_by_gluon():
+                place = place or contexts[0]
+                if place == contexts[0]:
+                    self._lend()
+            place = place or mx.context.current_context()
+            index = contexts.index(place) if place in contexts else 0  # Gluon refuses
+            # Forward writes parameters without gradients, so on a device their copies
+            # could wait for work that waits for this device.
+            if index and not (is_on_device and self.grad_req == "null"):
+                copied = max(self._shared_version, self._copied.get(index, 0))
+                if copied != self._version:
+                    copy_owners([self], [index])
+        return super().data(place)
+
+    def list_data(self) -> list:
+        arrays = super().list_data()
+        if _thread.sees_owners:
+            return arrays[:1]
+        if not self._thread_state.contexts:
+            self._lend()
+            copy_owners([self])
+        return arrays
+
+    def grad(self, ctx: Any = None, device: Any = None) -> Any:
+        place = device if ctx is None else ctx
+        if self._grad and not self._thread_state.contexts:
+            contexts = list_contexts(self)
+            place = place or contexts[0]
+            if self.is_summed and place != contexts[0]:
+                copy_to_others(self._grad[0], self._grad)
+        return super().grad(place)
+
+    def list_grad(self) -> list:
+        gradients = super().list_grad()
+        if _thread.sees_owners:
+            return gradients[:1]
+        if self.is_summed and len(gradients) > 1:
+            copy_to_others(gradients[0], gradients)
+        return gradients
+
+    def _lend(self):
+        self._is_lent = True
+        self._version += 1
+
+    def _reduce(self) -> mx.nd.NDArray:
+        """Return the value to save; Gluon's mean over contexts would round it."""
+        mx.nd.waitall()  # oneDNN may change a weight's layout in pending work
+        return self._check_and_get(self._data, list)[0].copyto(mx.cpu())
+
+
+_STATE = tuple(ParallelParameter.__annotations__)
+
+
+@lru_cache(maxsize=None)
+def _parallel_class(cls):
+    return type(cls.__name__, (ParallelParameter, cls), {"__module__": cls.__module__})
+
+
+def _called_by_gluon():
+    """Return True if Gluon's Block, not the program, calls the caller's function.
+
+    A block asks for the arrays of the current context, which is its input's.
+    """
+    return sys._getframe(2).f_globals.get("__name__") == "mxnet.gluon.block"
+
+
+@contextmanager
+def changing_owners(parameters: Iterable) -> Iterator[None]:
+    """Show a trainer only the owners of parallel parameters, and note their changes."""
+    previous, _thread.sees_owners = _thread.sees_owners, True
+    try:
+        yield
+    finally:
+        _thread.sees_owners = previous
+        for parameter in parameters:
+            parameter._version += 1
+
+
+def mark_copies_fresh(parameter: Any, fresh: bool) -> None:
+    if parameter._grad:
+        mark_fresh(parameter._data[1:], fresh)
+
+
+def set_summed(parameters: Iterable, summed: bool) -> None:
+    """Set whether the next backward writes owners only, or each device's gradient."""
+    for parameter in parameters:
+        if isinstance(parameter, ParallelParameter) and parameter.is_summed != summed:
+            parameter.is_summed = summed
+            # A Trainer must find no old gradient but the owner's.
+            mark_copies_fresh(parameter, summed)
+
+
+def stale_parameters(parameters: Iterable) -> list:
+    """Return the parallel parameters whose copies may differ from their owners."""
+    parallel = [p for p in parameters if isinstance(p, ParallelParameter)]
+    return [p for p in parallel if p._is_lent or p._shared_version != p._version]
+
+
+def copy_owners(parameters: Sequence, indices: Sequence[int] = ()) -> None:
+    """Make copies of the owners' values, by default all of them."""
+    if not parameters:
+        return
+    was_recording = autograd.set_recording(False)
+    try:
+        for parameter in parameters:
+            arrays, version = parameter._data or (), parameter._version
+            for index in indices or range(1, len(arrays)):
+                copyto(arrays[0].as_nd_ndarray(), out=arrays[index].as_nd_ndarray())
+                parameter._copied[index] = version
+            if not indices:
+                parameter._shared_version = version
+    finally:
+        autograd.set_recording(was_recording)
+
+
+def is_replicated(parameter: Any) -> bool:
+    return isinstance(parameter, ParallelParameter)
+
+
+def replicate(parameter: Any, thread_state: Any) -> None:
+    """Turn a dense parameter into a ParallelParameter."""
+    parameter.__class__ = _parallel_class(type(parameter))
+    parameter._thread_state = thread_state
+    parameter._copied = {}
+    parameter._is_lent = bool(parameter._data)  # the program may have an array already
+
+
+def _make(cls):
+    return object.__new__(_parallel_class(cls))
+
+
+def undo_replicate(parameter: Any) -> None:
+    if is_replicated(parameter):
+        copy_owners([parameter])
+        parameter.__class__ = type(parameter).__bases__[1]
+        for name in _STATE:
+            vars(parameter).pop(name, None)
+
+
+def find_lists(parameters: Iterable, former: dict) -> tuple[dict, list]:
+    """Return each parameter's lists of arrays and gradients, and changed parameters.
+
+    A parameter has changed if its lists are not the former ones.
+    """
+    lists, changed = {}, []
+    for parameter in parameters:
+        data, gradients = former.get(parameter, ((), None))
+        lists[parameter] = parameter._data, parameter._grad
+        if data is not parameter._data or gradients is not parameter._grad:
+            changed.append(parameter)
+    return lists, changed
+
+
+# ---- Variables: parameters' arrays in the graphs of autograd.
+
+_all_variables = weakref.WeakValueDictionary()  # {id: Variables}
+
+
+class Variable(NamedTuple):
+    """A parameter's array on a device, as the graphs of a call know it."""
+
+    parameter: Any
+    arrays: list  # the parameter's arrays and gradients at the time of the call
+    gradients: list
+    names: list  # the arrays' names in graphs
+    index: int  # the array's index in the lists
+    is_owned: bool  # True if the first gradient is the sum of all
+
+
+class Variables:
+    """The variables of a net's parameters, found anew when arrays are replaced."""
+
+    def __init__(self) -> None:
+        self._lists: list = []  # the lists of arrays and gradients at the latest search
+        self._found: dict = {}
+        self.copies: dict = {}  # {name of an owner's copy: the parallel parameter}
+        _all_variables[id(self)] = self
+
+    def __reduce__(self) -> tuple:  # a deep copy of a net has other arrays
+        return Variables, ()
+
+    def of(self, parameters: Sequence) -> dict[mx.Context, dict[str, Variable]]:
+        """Return the variables of each context by name."""
+        lists = [x for p in parameters for x in (p._data, p._grad)]
+        is_known = len(lists) == len(self._lists)
+        if not is_known or any(a is not b for a, b in zip(lists, self._lists)):
+            self._lists, self._found, self.copies = lists, {}, {}
+            for parameter in parameters:
+                if parameter._grad:
+                    self._add(parameter)
+        return self._found
+
+    def _add(self, parameter):
+        names, is_owned = graphs.names_of(parameter._data), is_replicated(parameter)
+        lists = parameter._data, parameter._grad, names
+        for index, context in enumerate(contexts_of(parameter)):
+            variable = Variable(parameter, *lists, index, is_owned)
+            self._found.setdefault(context, {})[names[index]] = variable
+            if index and is_owned:
+                self.copies[names[index]] = parameter
+
+
+def check_no_copies(names: set[str]) -> None:
+    """Raise ValueError if a loss depends on a copy of a parameter of a parallel net.
+
+    The caller's graph has such a copy only if the program kept an array that a device
+    computed. In a `Devices.map` each device has its own gradient, which is not summed.
+    """
+    for variables in list(_all_variables.values()):
+        for name, parameter in variables.copies.items():
+            if name in names and parameter.is_summed:
+                raise ValueError(
+                    "the loss depends on an array that a parallel net computed on one "
+                    "device and did not return, so the rows of other devices would not "
+                    f"count. The array depends on the copy of {parameter.name} on that "
+                    "device. Return the array from the net, with one value per row."
+                )
+
+
+def write_gradients(items: Iterable, names: set[str]) -> None:
+    """Write the sum of each gradient's parts, or add it as grad_req says.
+
+    An item has a Variable, an index of a gradient, and the gradient's parts. The
+    caller's graph has already written the gradients of its variables `names`.
+    """
+    for variable, index, parts in items:
+        is_add = variable.parameter.grad_req == "add"
+        write_sum(
+            parts, variable.gradients[index], is_add or variable.names[index] in names
+        )
+        variable.arrays[index]._fresh_grad = True
