@@ -23,6 +23,7 @@ from support.nets import (
     array,
     assert_same,
     dense,
+    one_weight,
     started,
     state_of,
     train,
@@ -149,3 +150,13 @@ def test_a_reverted_net_trains_on_one_device():
         move(net, cpus(1))
         results.append(train(net))
     assert_same(*results)
+
+
+def test_a_step_after_a_net_was_reverted_sums_the_gradient_once():
+    net = one_weight(cpus(2))
+    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
+    differentiate(net, ONES)
+    assert [gradient.asnumpy().item() for gradient in net.weight.list_grad()] == [4, 4]
+    revert_parallel(net)
+    trainer.step(4)
+    assert [weight.asnumpy().item() for weight in net.weight.list_data()] == [0, 0]
