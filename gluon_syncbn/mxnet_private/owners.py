@@ -14,7 +14,13 @@ from mxnet import autograd
 
 from . import graphs
 from .arrays import copyto, write_sum
-from .parameters import contexts_of, copy_to_others, list_contexts, mark_fresh
+from .parameters import (
+    contexts_of,
+    copy_to_others,
+    gradients_of,
+    list_contexts,
+    mark_fresh,
+)
 
 
 class _Thread(threading.local):
@@ -184,6 +190,10 @@ def _make(cls):
 def undo_replicate(parameter: Any) -> None:
     if is_replicated(parameter):
         copy_owners([parameter])
+        if parameter.is_summed:  # a Trainer will sum the gradients of all devices
+            for gradient in gradients_of(parameter)[1:]:
+                gradient = gradient.as_nd_ndarray()
+                mx.nd.zeros_like(gradient, out=gradient)
         parameter.__class__ = type(parameter).__bases__[1]
         for name in _STATE:
             vars(parameter).pop(name, None)
