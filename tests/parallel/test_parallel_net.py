@@ -211,7 +211,7 @@ def test_the_first_context_owns_values_and_gradients(contexts):
     step(lambda: net.weight.data().grad.__itruediv__(3))
     step(lambda: kept.__iadd__(2))
     net(data)
-    kept[:] = 7  # between two calls that do not train
+    kept[:] = 7  # neither the call before nor the next one trains
     assert net(data).asnumpy().tolist() == [[7], [14]]
     assert net.weight.data(contexts[1]).asnumpy().item() == 7
 
