@@ -1,6 +1,7 @@
 """The first device owns parameters. A value that a program writes is the net's."""
 
 import copy
+from functools import partial
 
 from gluon_syncbn import (
     check_replicas,
@@ -14,7 +15,7 @@ import pytest
 from mxnet import autograd
 from mxnet.gluon import Trainer, nn
 from support.blocks import gluon_1_only, move
-from support.helpers import cpus, differentiate, values
+from support.helpers import cpus, differentiate, queue_hidden_write, values
 from support.nd import nd
 from support.nets import (
     Net,
@@ -160,3 +161,32 @@ def test_a_step_after_a_net_was_reverted_sums_the_gradient_once():
     revert_parallel(net)
     trainer.step(4)
     assert [weight.asnumpy().item() for weight in net.weight.list_data()] == [0, 0]
+
+
+def test_gradients_of_a_map_with_replaced_arrays():
+    """In a map MXNet's graphs write gradients themselves, and a Trainer sums them."""
+    results = []
+    for contexts, mode in (cpus(2), "static_shape"), (None, "imperative"):
+        net = started(Net(dense(), dense()), contexts, mode)
+        trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.001})
+        for _ in range(3):
+            step = partial(differentiate, lambda x, net=net: (net(x) ** 2).sum())
+            if contexts:
+                net.devices.map(step, net.devices.split(array(X)))
+            else:
+                step(array(X))
+            trainer.step(1)
+            net.collect_params().setattr("grad_req", "null")
+            net.collect_params().setattr("grad_req", "write")
+        results.append(state_of(net))
+    assert_same(*results)
+
+
+def test_a_call_waits_for_predictions_before_it_copies():
+    """oneDNN writes to weights in predictions; MXNet believes that they are read."""
+    net = one_weight(cpus(2))
+    net(ONES)
+    queue_hidden_write(net.weight.data())
+    with autograd.record():
+        y = net(ONES)
+    assert (y.asnumpy() == 2).all()
