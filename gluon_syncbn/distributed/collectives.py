@@ -34,7 +34,7 @@ from ..native.library import load
 from ..native.processes import wait_seconds, world
 
 _AWAKE, _PAUSE, _DEFERRING = 0.1, 5e-4, 1.5  # seconds, see `collectives`
-_net_numbers = itertools.count(1)  # of nets whose parameters were broadcast
+_net_numbers = itertools.count(1)  # numbers of nets that are broadcast
 _abandoned: list = []  # memory that MPI may still write to after a failure
 
 

@@ -48,8 +48,8 @@ struct Actor {
   int stage = 0;
 };
 
-// What the culprit does once, at any time. A late device times out, while another action may happen
-// in the moment in which Table::IsOver gives the mutex away.
+// The action of the culprit, at any time, once. A late device times out, while another action may
+// happen in the moment in which Table::IsOver gives the mutex away.
 enum class Fault { kNone, kTells, kFails, kStops, kLeaves, kIsLate, kRecovers, kDisagrees };
 
 struct Program {
@@ -57,7 +57,7 @@ struct Program {
   std::vector<int> devices;  // how many each rank has
   std::vector<Actor> actors;
   int arity = 32;
-  std::vector<std::set<Device>> participants{{}};  // of rank 0, in each stage
+  std::vector<std::set<Device>> participants{{}};  // devices of rank 0 in each stage
   Fault fault = Fault::kNone;
   int culprit = 0;
 
@@ -150,7 +150,7 @@ struct State {
 struct Action {
   enum Kind { kArrive, kReceive, kLeave, kFault, kRecover } kind;
   int a = 0, b = 0;  // an actor or rank; for kReceive also the sender, for kFault the window's
-  bool in_window = false;  // of a late device
+  bool in_window = false;  // true for a late device's action
   Kind window = kArrive;
   int c = 0;
 };
@@ -374,7 +374,7 @@ class Run {
     for (State& state : states_) state = State();
   }
 
-  // Lets devices whose exchange is over continue.
+  // Continues the devices whose exchange is over.
   void Settle() {
     for (int actor = 0; actor < Actors(); ++actor) {
       State& state = states_[actor];
@@ -439,7 +439,7 @@ class Run {
     return "";
   }
 
-  // Lets all ranks leave and close, in simulated time.
+  // Makes all ranks leave and close, in simulated time.
   std::string CheckDepartures() {
     std::vector<syncbn::Departure> departures;
     for (int rank = 0; rank < program_.Ranks(); ++rank) {
