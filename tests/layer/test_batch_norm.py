@@ -79,6 +79,27 @@ def test_gradients_where_y_overflows(train_mode):
     assert np.isfinite(dgamma16).all() and np.abs(dgamma16 - dgamma).max() < 1
 
 
+def test_gradients_with_a_large_beta():
+    """Backward must not reconstruct x from y, whose rounding errors are large."""
+    x, dy = np.random.default_rng(0).normal(size=(2, 64, 3)).astype("float16")
+    results = []
+    for activation in None, "identity":
+        beta = mx.init.Constant(700)
+        layer = SyncBatchNorm(
+            in_channels=3, activation=activation, beta_initializer=beta
+        )
+        layer.cast("float16")
+        layer.initialize()
+        array = nd.array(x, dtype="float16")
+        array.attach_grad()
+        with autograd.record():
+            y = layer(array)
+        y.backward(nd.array(dy, dtype="float16"))
+        results.append([array.grad.asnumpy(), layer.gamma.grad().asnumpy()])
+    for kept, reconstructed in zip(*results):
+        np.testing.assert_array_equal(kept, reconstructed)
+
+
 def test_infinities_in_inference():
     """If x < 0, a ReLU replaces infinite x and dy by 0. A leaky ReLU keeps them."""
     x = nd.array(np.array([[-np.inf, np.inf, np.nan, -1]], "float32").T)
