@@ -38,7 +38,7 @@ SWAPS = {
     **{"true": "false", "false": "true", "True": "False", "False": "True"},
     **{"not": "", "!": "", "+=": "-=", "0": "1", "1": "2"},
 }
-WORDS = re.compile(r"<<|>>|->|[=!<>+-]=|&&|\|\||\+\+|--|\w+(?:\.\w+)?|[<>+!-]")
+WORDS = re.compile(r"[=!<>+-]=|&&|\|\||\+\+|--|->|\w+(?:\.\w+)?|(?<= )[<>](?= )|[+!-]")
 STATEMENT = re.compile(r"(?!return\b|using\b|const\b|static\b)[\w.>():*&\[\]-]+[^{}]*;")
 
 

@@ -220,22 +220,16 @@ def layers_by_place(net: Any) -> dict[str, SyncBatchNorm]:
     return {place: x for x, place in blocks if isinstance(x, SyncBatchNorm)}
 
 
-def describe_layers(net: Any) -> list[str]:
-    """Return a line for each SyncBatchNorm layer, with settings that ranks share."""
-    lines = []
-    for place, layer in layers_by_place(net).items():
-        settings = layer._sync.settings._replace(num_devices=None, timeout=None)
-        described = f"{settings_of(layer)}, {settings}"
-        lines.append(f"the layer '{layer.name}' with {described} at {place}")
-    return lines
-
-
 def _description(net):
     if not isinstance(net, Block):
         return [_describe(parameter) for parameter in check_parameters(net)]
     found = parameters_by_place(net)
     lines = [f"{_describe(parameter)} at {place}" for place, parameter in found.items()]
-    return lines + describe_layers(net)
+    return lines + [
+        f"the layer '{x.name}' with {settings_of(x)}, {x._sync.shared_settings()} at "
+        f"{place}"
+        for place, x in layers_by_place(net).items()
+    ]
 
 
 def _describe(parameter):
