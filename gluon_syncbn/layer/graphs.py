@@ -84,7 +84,7 @@ def watch_graphs() -> None:
         def _register_op_hook(self, *arguments: Any) -> None:
             super()._register_op_hook(*arguments)
             if self._for_training:
-                base._register_op_hook(self._for_training, *arguments)
+                base._register_op_hook(self._for_training, *arguments)  # noqa: SLF001
 
         def __call__(self, *inputs: Any, **options: Any) -> Any:
             if self._layers:

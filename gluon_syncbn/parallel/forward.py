@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -53,8 +53,13 @@ class ForwardOnDevices(ForwardReplacement):
         self.calls_class = all(getattr(f, "calls_class", False) for f in functions)
         self._variables = Variables()
 
-    def run(self, devices: Devices, shards: Shards, parameters: Sequence) -> Any:
-        """Run the net on the shards; return the joined output."""
+    def run(
+        self, devices: Devices, shards: Shards, parameters: Callable[[], Sequence]
+    ) -> Any:
+        """Run the net on the shards; return the joined output.
+
+        `parameters` is called after the devices, because their calls may make layers.
+        """
         call = None
         if autograd.is_recording():
             replace_backward()
@@ -67,9 +72,10 @@ class ForwardOnDevices(ForwardReplacement):
         if len(leaves) > 1:
             check_outputs(outputs, leaves, shards)
         if call:
+            known = parameters()
             if shards.axis is not None:
-                set_summed(parameters, True)
-            joined = call.join(leaves, self._variables.of(parameters))
+                set_summed(known, True)
+            joined = call.join(leaves, self._variables.of(known))
         else:
             axis, (context, *_) = shards.axis, shards.contexts
             joined = [join_shards(column, axis, context) for column in zip(*leaves)]
@@ -108,19 +114,23 @@ class ParallelForward(ForwardOnDevices):
             self.convert_layers(blocks)
         shards = Shards.split(args, inputs, contexts, self.batch_axis)
         self._copy_owners(parameters)
+        participants: Any = nullcontext()
         if not is_training:  # layers do not wait for other devices
             self._has_predicted = True
-            return self.run(self.devices, shards, parameters)
-        participants: Any = nullcontext()
-        if len(shards.contexts) < len(contexts):
+        elif len(shards.contexts) < len(contexts):
             layers = synchronized_layers(self.net)
             participants = only_participants(layers, shards.contexts)
+
+        def after_call():
+            now = blocks_of(self.net)
+            if now == blocks:
+                return parameters
+            if is_training and self._has_new_layers(now):
+                self._warn_of_new_layers()
+            return self.adopt_parameters(now)
+
         with participants:
-            output = self.run(self.devices, shards, parameters)
-        now = blocks_of(self.net)
-        if now != blocks and self._has_new_layers(now):
-            self._warn_of_new_layers()
-        return output
+            return self.run(self.devices, shards, after_call)
 
     def _copy_owners(self, parameters):
         stale = stale_parameters(parameters)

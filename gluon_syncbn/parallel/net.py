@@ -36,7 +36,7 @@ from ..mxnet_private.parameters import (
 from ..mxnet_private.trainers import use_replicas
 from ..native import steps
 from .devices import Devices
-from .forward import ParallelForward, check_not_parallel, is_parallel
+from .forward import ParallelForward, is_parallel
 
 
 @suggest_keywords
@@ -59,7 +59,7 @@ def make_parallel(
     `net` is modified in place and returned. It keeps its class, children, parameters
     and parameter names. ``initialize`` and ``load_parameters`` use `ctx` by default.
     ``save_parameters`` and ``export`` save the values of the first device.
-    :func:`revert_parallel` undoes the call. Another call with the same `ctx` returns
+    :func:`revert_parallel` undoes the call. Another call with equal arguments returns
     `net` as it is.
 
     Parameters
@@ -68,7 +68,7 @@ def make_parallel(
         A net that is not yet initialized, or is initialized on `ctx` (with `reset_ctx`,
         on any contexts). A child block called directly runs on one device.
     ctx : list of mxnet.Context
-        Distinct contexts.
+        Distinct contexts, for example ``[mx.cpu(0), mx.cpu(1)]``.
     sync_bn : bool, default True
         If True, turn every BatchNorm of `net` into a SyncBatchNorm over `ctx`, in
         place. Layers that are added later are converted in the next training call. If
@@ -90,8 +90,9 @@ def make_parallel(
     ------
     ValueError
         If `ctx` is empty or contains a context twice; if `net` is initialized on other
-        contexts and `reset_ctx` is False; if `net` is already parallel over other
-        devices, or has an attribute ``devices``.
+        contexts and `reset_ctx` is False; if `net` is already parallel with other
+        arguments, has a child that is parallel over other devices, or has an attribute
+        ``devices``.
     TypeError
         If `net` is not a Block, or `ctx` is neither a context nor a list of them.
 
@@ -101,18 +102,22 @@ def make_parallel(
     rows, also nested in lists, tuples and dicts. Arrays without axes are copied to
     every device. Other objects are passed to every device unchanged.
 
-    **Results** keep their nesting. Arrays are joined along `batch_axis` on the first
-    device. Other objects are the first device's. If results are large, put net and loss
-    into one Block that returns one value per row, and make that parallel. An array with
-    another number of rows than the batch raises ValueError. If all shards have n
-    rows, an array without rows may have the length n by chance, so the first calls also
-    run the net on two or three rows. These runs do not change running statistics.
+    **Results** keep their nesting. The axis `batch_axis` of every array is the batch's:
+    arrays are joined along it on the first device, and ValueError is raised if a
+    device's array does not have its number of rows there. Other objects are the first
+    device's. ValueError is raised if they have arrays as attributes. If results are
+    large, put net and loss into one Block that returns one value per row, and make that
+    parallel.
 
-    **Gradients** of the whole batch are on every device after ``backward``, so clipping
-    and optimizers need no change. Another thread may call ``backward``. Arguments with
-    ``attach_grad`` also get their gradients. ValueError is raised if the net reads an
-    array with ``attach_grad`` that is not an argument, if the loss uses an array that
-    the net computed but did not return, and by ``autograd.grad``.
+    **The first device owns parameters and gradients.** ``p.data()`` and ``p.grad()``
+    return its arrays, whatever the current context is. You may change them at any time.
+    ``p.grad()`` is the whole batch's after ``backward``, so clipping and optimizers
+    need no change. Arrays on other contexts are copies, and changes of them are lost.
+
+    Another thread may call ``backward``. Arguments with ``attach_grad`` also get their
+    gradients. ValueError is raised if the net reads an array with ``attach_grad`` that
+    is not an argument, if the loss uses an array that the net computed but did not
+    return, and by ``autograd.grad``.
 
     ``mx.random.seed`` seeds initialization and Dropout on all devices. Inside a
     function passed to ``net.devices.map``, and in the graph of a hybridized parent, the
@@ -142,10 +147,15 @@ def make_parallel(
     check_bool("sync_bn", sync_bn)
     check_bool("reset_ctx", reset_ctx)
     check_choice("nonfinite", nonfinite, NONFINITE)
-    arguments = contexts, sync_bn, batch_axis, nonfinite
-    if is_parallel(net) and net.forward.arguments == arguments:
+    arguments = {
+        "ctx": contexts,
+        "sync_bn": sync_bn,
+        "batch_axis": batch_axis,
+        "nonfinite": nonfinite,
+    }
+    if is_parallel(net):
+        _check_same(net.forward.arguments, arguments)
         return net  # a cell of a notebook may run twice
-    check_not_parallel(net, "make_parallel")
     blocks = blocks_of(net)
     for child in filter(is_parallel, blocks):
         own = child.devices.contexts
@@ -178,6 +188,15 @@ def make_parallel(
     forward.install()
     watch_graphs()
     return net
+
+
+def _check_same(former, arguments):
+    for name, value in arguments.items():
+        if value != former[name]:
+            raise ValueError(
+                f"{name} must be {former[name]}, as in the first call for this net, got "
+                f"{value}. To change it, call revert_parallel(net) first."
+            )
 
 
 def revert_parallel(net: mx.gluon.Block) -> mx.gluon.Block:

@@ -126,8 +126,9 @@ class _LoopForward(ForwardOnDevices):
         if devices is None:
             return self.run_replaced(*args)
         shards = Shards.as_is(args, *devices.contexts)
-        parameters = list(self.net.collect_params().values())
-        return self.run(devices, shards, parameters)
+        return self.run(
+            devices, shards, lambda: list(self.net.collect_params().values())
+        )
 
     def _devices_of(self, args):
         """Return the Devices for a call, or None if it runs in this thread."""
