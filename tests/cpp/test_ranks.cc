@@ -349,6 +349,13 @@ TEST(DevicesThatDifferAfterAPart) {
       "num_devices=2, but cpu(1) has channels=1, dtype=float32, axis=0, epsilon=0, num_devices=3");
 }
 
+TEST(CallsAfterTheRankHasLeft) {
+  Rank rank = RankOf(0);
+  rank.Leave();
+  CheckHas(ErrorOf([&] { Begin(&rank, {}); }), "called after gluon_syncbn.distributed.shutdown()");
+  CHECK_EQ(rank.InFlight(), 0u);
+}
+
 TEST(SendsThatFail) {
   struct Broken : LocalTransport {
     using LocalTransport::LocalTransport;
