@@ -48,9 +48,10 @@ class SyncBatchNorm(nn.BatchNorm):
         :func:`recompute_statistics` after training.
     epsilon : float, default 1e-5
         Added to the variance, so its unit is the square of the input's unit.
-    center, scale : bool, default True
-        Whether to learn beta and gamma. Otherwise beta keeps its initial value and
-        gamma is 1.
+    center : bool, default True
+        Whether to learn beta. Otherwise beta keeps its initial value.
+    scale : bool, default True
+        Whether to learn gamma. Otherwise gamma is 1.
     use_global_stats : bool, default False
         Whether to normalize with the running statistics in training also. See
         :func:`freeze_statistics`.
