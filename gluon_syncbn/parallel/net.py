@@ -13,9 +13,9 @@ from ..arguments import (
     check_choice,
     check_contexts,
     check_int,
+    check_keywords,
     comma_list,
     short_repr,
-    suggest_keywords,
 )
 from ..layer.finding import synchronized_layers
 from ..layer.graphs import watch_graphs
@@ -39,7 +39,7 @@ from .devices import Devices
 from .forward import ParallelForward, is_parallel
 
 
-@suggest_keywords
+@check_keywords
 def make_parallel(
     net: mx.gluon.Block,
     ctx: Sequence[mx.Context],
