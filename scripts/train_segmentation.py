@@ -11,7 +11,6 @@ folder that a training writes: run.json, parameters, curves and predictions.
 """
 
 import argparse
-import fcntl
 import itertools
 import json
 import os
@@ -54,7 +53,7 @@ class Digits:
 
     def __init__(self, split, args):
         data, tenth = load_digits(), np.arange(1797) % 10
-        chosen = {"train": tenth % 5 != 4, "val": tenth == 4, "test": tenth == 9}[split]
+        chosen = tenth < 9 if split == "train" else tenth == 9
         self.ink, self.digits = data.images[chosen] / 16, data.target[chosen]
         self.items = range(600 if split == "train" else 100)
         self.half = args.crop_size // 2
@@ -73,7 +72,7 @@ class Digits:
 
 
 class Folder:
-    """A folder with images/SPLIT/NAME.jpg and labels/SPLIT/NAME.png, or Pascal VOC."""
+    """A folder with images/SPLIT/NAME.jpg and labels/SPLIT/NAME.png."""
 
     def __init__(self, split, args):
         root, self.classes = Path(args.data_root), args.class_names.split(",")
@@ -82,15 +81,10 @@ class Folder:
             raise UserError(f"--data-root must be a folder, got {root}.")
         if len(self.classes) < 2:
             raise UserError("--class-names must name at least 2 classes, as in A,B.")
-        images, labels = root / "images" / split, root / "labels" / split
-        paths = sorted(images.glob("*.*"))
-        if (root / "ImageSets").is_dir():
-            images, labels = root / "JPEGImages", root / "SegmentationClass"
-            names = (root / f"ImageSets/Segmentation/{split}.txt").read_text().split()
-            paths = [images / f"{name}.jpg" for name in names]
+        paths, labels = sorted((root / "images" / split).glob("*.*")), root / "labels"
         if not paths:
-            raise UserError(f"{images} has no images.")
-        self.items = [(path, labels / f"{path.stem}.png") for path in paths]
+            raise UserError(f"{root}/images/{split} has no images.")
+        self.items = [(path, labels / split / f"{path.stem}.png") for path in paths]
 
     def load(self, item):
         image, label = read(item[0], "RGB"), read(item[1])
@@ -110,7 +104,7 @@ def read(path, mode=None):
         if mode and picture.mode[0] in "IF":  # convert() would clip values
             raise ValueError(f"it must have 8 bits, got mode {picture.mode}")
         return np.asarray(picture.convert(mode) if mode else picture)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except Exception as error:  # damaged files fail in many ways
         raise UserError(f"The image {path} cannot be read: {error}.") from None
 
 
@@ -161,20 +155,16 @@ def assemble(views):
 # ---- The net and its training.
 
 
-def build_model(args, num_classes, contexts):
+def build_model(args, num_classes):
     """Return a net with MXNet's BatchNorm, which make_parallel converts."""
-    try:
-        mx.nd.zeros(1, ctx=contexts[-1]).wait_to_read()
-    except mx.MXNetError:
-        raise UserError(f"MXNet finds no device {contexts[-1]}.") from None
     mx.random.seed(args.seed)
     kind, size, loads = MODELS[args.model], args.crop_size, args.pretrained
     options = {"aux": args.model != "FastSCNN", "pretrained_base": loads}
-    net = kind(num_classes, crop_size=size, ctx=contexts, **options)
-    net.initialize(mx.init.Xavier(magnitude=2), contexts, force_reinit=not loads)
+    net = kind(num_classes, crop_size=size, **options)
+    net.initialize(mx.init.Xavier(magnitude=2), force_reinit=not loads)
     net.collect_params().setattr("lr_mult", 1.0)  # GluonCV sets 10 in the heads
     net.collect_params(".*(gamma|beta|bias)").setattr("wd_mult", 0.0)
-    net(mx.nd.zeros((1, 3, size, size), ctx=contexts[0]))  # deferred initialization
+    net(mx.nd.zeros((1, 3, size, size)))  # deferred initialization
     net.hybridize(static_alloc=True, static_shape=True)
     return net
 
@@ -209,10 +199,11 @@ class Engine:
 
     def __init__(self, args, num_classes, steps=1):
         contexts = [mx.Context(args.ctx, k) for k in range(args.num_devices)]
-        self.net = build_model(args, num_classes, contexts)
+        self.net = build_model(args, num_classes)
         self.args, self.num_classes = args, num_classes
         self.parallel = NetWithLoss(self.net)
-        make_parallel(self.parallel, contexts, sync_bn=args.norm == "syncbn")
+        synchronizes = args.norm == "syncbn"
+        make_parallel(self.parallel, contexts, sync_bn=synchronizes, reset_ctx=True)
         schedule = {"max_update": steps * args.epochs + 1, "warmup_steps": steps}
         self.rate = mx.lr_scheduler.PolyScheduler(base_lr=args.lr, pwr=0.9, **schedule)
         options = {"momentum": 0.9, "wd": 1e-4, "lr_scheduler": self.rate}
@@ -220,8 +211,10 @@ class Engine:
 
     def train_epoch(self, batches, epoch):
         """Train for one epoch; return the loss of all outputs per labelled pixel."""
-        mx.random.seed(1000 * (self.args.seed + epoch) + distributed.rank())  # Dropout
-        sums = np.zeros(2)
+        devices, sums = self.parallel.devices, np.zeros(2)
+        first = 1000 * (self.args.seed + epoch) + len(devices) * distributed.rank()
+        dropout_seeds = [first + k for k in range(len(devices))]
+        devices.map(mx.random.seed, dropout_seeds, devices.contexts)
         for x, y in batches:
             labelled = np.sum(y >= 0)
             with autograd.record():
@@ -363,9 +356,9 @@ def train(args, folder, log, beside=None):
         (folder / "run.json").unlink(missing_ok=True)
         remove_epochs(folder)
     if is_writer:
-        devices = f"{args.num_devices * distributed.size()} {args.ctx} devices"
-        size = f"{steps} steps of {args.batch_size} images"
-        print(f"{args.model} with {NORMS[args.norm]} on {devices}: {size} an epoch")
+        devices = f"{args.num_devices * distributed.size()} {args.ctx} contexts"
+        work = f"{args.epochs} epochs of {steps} steps with {args.batch_size} images"
+        print(f"{args.model} with {NORMS[args.norm]} on {devices}: {work}", flush=True)
     for epoch in range(len(log), args.epochs):
         batches.start_epoch(epoch)
         title = f"epoch {epoch + 1} of {args.epochs}"
@@ -481,13 +474,13 @@ def main():
         if distributed.size() == 1:
             print("This process trains alone. `mpirun -n 2` starts two.")
     args = argparse.Namespace(**{name: getattr(options, name) for name in names})
-    least = dict(num_devices=1, crop_size=32, lr=1e-9, epochs=1, seed=0, images=0)
-    for name, bound in {**least, "batch_size": distributed.size()}.items():
-        if not bound <= getattr(args, name) < 2**31:
-            text = f"{name} must be at least {bound} and below 2**31"
-            parser.error(f"{text}, got {getattr(args, name)}")
+    for name in "num_devices", "epochs", "crop_size", "batch_size", "lr":
+        if getattr(args, name) <= 0:
+            parser.error(f"{name} must be positive, got {getattr(args, name)}")
     if args.crop_size % 32:
         parser.error(f"crop_size must be a multiple of 32, got {args.crop_size}")
+    if args.batch_size < distributed.size():
+        parser.error(f"batch_size must be at least {distributed.size()}, one a process")
     data = Path(args.data_root or "digits").absolute().name
     default = Path("runs", f"{data}-{args.model}-{args.norm}")
     folder = options.resume or options.run_dir or default
@@ -497,20 +490,14 @@ def main():
         more = f"Add --epochs {2 * len(log)} to continue it."
         raise UserError(f"The run in {folder} has all its {len(log)} epochs. {more}")
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "w") as lock:
-        try:
-            if distributed.rank() == 0:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{folder} is in use by another process.") from None
-        train(args, folder, log, options.beside)
+    train(args, folder, log, options.beside)
 
 
-def exit_code(work):
-    """Run `work()`, print an error that it raises, and return the exit code."""
+def exit_code():
+    """Run the program, print an error that it raises, and return the exit code."""
     try:
-        work()
-    except (UserError, OSError) as error:  # a full disk is an OSError
+        main()
+    except (UserError, OSError, ValueError) as error:  # a full disk is an OSError
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -520,4 +507,4 @@ def exit_code(work):
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    sys.exit(exit_code())

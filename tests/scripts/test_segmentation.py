@@ -20,7 +20,7 @@ import train_segmentation as script
 
 SCRIPT = script.__file__
 TINY = "--crop-size 64 --images 4 --batch-size 2 --epochs 2 --lr 0.02".split()
-FILES = {"run.json", "epoch-2.params", "epoch-2.states", ".lock"}
+FILES = {"run.json", "epoch-2.params", "epoch-2.states"}
 FILES |= {"curves.png", "predictions.png"}
 
 
@@ -32,7 +32,7 @@ def call(monkeypatch, capsys, tmp_path):
     def call(code, *options):
         monkeypatch.setattr(sys, "argv", ["script", *map(str, options)])
         try:
-            assert script.exit_code(script.main) == code
+            assert script.exit_code() == code
         except SystemExit as exit:  # from argparse
             assert exit.code == code
         return "".join(capsys.readouterr())
@@ -67,9 +67,6 @@ def test_an_interrupted_run_continues_exactly(
     assert "--resume RUN continues" in call(130, *TINY, "--run-dir", tmp_path)
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
-    with open(tmp_path / ".lock", "w") as lock:
-        script.fcntl.flock(lock, script.fcntl.LOCK_EX)
-        assert "is in use" in call(2, "--resume", tmp_path)
     call(0, "--resume", tmp_path)
     for name in "epoch-2.params", "run.json":
         assert (tmp_path / name).read_bytes() == (trained / name).read_bytes()
@@ -117,9 +114,8 @@ SMALL, LABEL = Image.new("L", (2, 2)), np.zeros((2, 2), np.uint8)
     "words, arguments",
     [
         ("a multiple of 32", ["--crop-size", 50]),
-        ("epochs must be at least 1", ["--epochs", 0]),
-        ("finds no device gpu(98)", ["--ctx", "gpu", "--num-devices", 99]),
-        ("Lower --lr", ["--lr", 2e9]),
+        ("epochs must be positive", ["--epochs", 0]),
+        ("gpu(98)", ["--ctx", "gpu", "--num-devices", 99]),
         ("must be a folder, got none", ["--data-root", "none"]),
         ("name at least 2 classes", ["--data-root", "."]),
         ("images/train has no images", ["--data-root", ".", "--class-names", "A,B"]),
@@ -132,7 +128,7 @@ SMALL, LABEL = Image.new("L", (2, 2)), np.zeros((2, 2), np.uint8)
         ("must have 8 bits", (Image.new("I;16", (2, 2), 500), LABEL)),
         ("--ignore-label", (SMALL, LABEL + 255)),
         ("values below 2", (SMALL, LABEL + 7)),
-        ("the shape (2, 2)", (SMALL, LABEL[:1])),
+        ("must have shape (2, 2)", (SMALL, LABEL[:1])),
     ],
 )
 def test_odd_input_is_an_error(words, arguments, trained, tmp_path, call):
@@ -198,10 +194,6 @@ def test_folders(tmp_path):
     options = write_folder(tmp_path, Image.new("L", (4, 1)), np.uint8([[0, 1, 2, 255]]))
     split = script.Split("val", args(*options, "--ignore-label", 2))
     assert split.data.load(split.items[0])[1].tolist() == [[0, 1, -1, -1]]
-    (tmp_path / "ImageSets/Segmentation").mkdir(parents=True)
-    (tmp_path / "ImageSets/Segmentation/val.txt").write_text("x\n")
-    pair = tmp_path / "JPEGImages/x.jpg", tmp_path / "SegmentationClass/x.png"
-    assert script.Split("val", args(*options)).items == [pair]
 
 
 def test_loss_and_scores_by_hand():
@@ -220,8 +212,7 @@ def test_loss_and_scores_by_hand():
 
 @pytest.mark.parametrize("name", script.MODELS)
 def test_every_model_trains(name):
-    net = script.build_model(args("--model", name), 5, [mx.cpu()])
-    net = script.NetWithLoss(net)
+    net = script.NetWithLoss(script.build_model(args("--model", name), 5))
     loss = differentiate(net, mx.nd.zeros((2, 3, 64, 64)), mx.nd.zeros((2, 64, 64)))
     assert loss.shape == (2,) and np.isfinite(loss.asnumpy()).all()
 
