@@ -22,7 +22,6 @@ import mxnet as mx
 import numpy as np
 import train_segmentation as training
 from benchmarks import benchmarking
-from matplotlib import rcParams
 from matplotlib.figure import Figure
 from mxnet import autograd
 from PIL import Image
@@ -83,7 +82,6 @@ def engine_to_test(args, classes, folder, log):
 def draw(folder=RESULTS / "ablation"):
     """Draw FastSCNN's scores on two and four devices, and predictions on two."""
     arms = load(folder)
-    rcParams["svg.hashsalt"] = ""  # the same file each time
     figure = Figure((5, 6.4), layout="constrained", facecolor="white")
     lines = [
         ("SyncBatchNorm", "syncbn", "running", "o-"),
@@ -102,7 +100,7 @@ def draw(folder=RESULTS / "ablation"):
         axis.grid(alpha=0.3)
     axis.set_xlabel("images per device")
     axis.legend(loc="lower right")
-    figure.savefig(folder / "ablation.svg", metadata={"Date": None})
+    figure.savefig(folder / "ablation.png", dpi=120)
 
     bn, syncbn = (arms["fastscnn", 2, 1, norm][0] for norm in ("bn", "syncbn"))
     columns = {

@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.." || exit 1
 cat <<'END'
 This demo trains FastSCNN to find handwritten digits in 300 pictures, for 4 epochs on two CPU
 contexts (devices) with one picture each: first with nn.BatchNorm, then with SyncBatchNorm.
-On two idle cores each training takes about a minute. Before the first one, .venv is set up.
+On two cores each training takes one to two minutes. First .venv is set up, if it is missing.
 END
 . scripts/environment.sh
 train() {

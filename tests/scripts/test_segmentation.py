@@ -33,7 +33,7 @@ def call(monkeypatch, capsys, tmp_path):
         monkeypatch.setattr(sys, "argv", ["script", *map(str, options)])
         try:
             assert script.exit_code() == code
-        except SystemExit as exit:  # from argparse
+        except SystemExit as exit:  # raised by argparse
             assert exit.code == code
         return "".join(capsys.readouterr())
 
