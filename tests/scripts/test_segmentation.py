@@ -115,7 +115,7 @@ SMALL, LABEL = Image.new("L", (2, 2)), np.zeros((2, 2), np.uint8)
     [
         ("a multiple of 32", ["--crop-size", 50]),
         ("epochs must be positive", ["--epochs", 0]),
-        ("gpu(98)", ["--ctx", "gpu", "--num-devices", 99]),
+        ("gpu(", ["--ctx", "gpu", "--num-devices", 99]),
         ("must be a folder, got none", ["--data-root", "none"]),
         ("name at least 2 classes", ["--data-root", "."]),
         ("images/train has no images", ["--data-root", ".", "--class-names", "A,B"]),
