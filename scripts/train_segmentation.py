@@ -489,6 +489,8 @@ def main():
     if len(log) >= args.epochs:
         more = f"Add --epochs {2 * len(log)} to continue it."
         raise UserError(f"The run in {folder} has all its {len(log)} epochs. {more}")
+    if options.beside:
+        load(options.beside)  # raises before the training
     folder.mkdir(parents=True, exist_ok=True)
     train(args, folder, log, options.beside)
 

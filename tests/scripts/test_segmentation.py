@@ -121,6 +121,7 @@ SMALL, LABEL = Image.new("L", (2, 2)), np.zeros((2, 2), np.uint8)
         ("images/train has no images", ["--data-root", ".", "--class-names", "A,B"]),
         ("has a run", ["--run-dir", "RUN"]),
         ("Add --epochs 4", ["--resume", "RUN"]),
+        ("none/run.json", ["--beside", "none"]),
         ("run.json", "run.json"),
         ("are damaged", "epoch-2.params"),
         ("are damaged", "epoch-2.states"),
