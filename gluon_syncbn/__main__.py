@@ -44,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     if parser.parse_args(arguments).topic == "hang":
         page = Path(__file__).with_name("hang.md").read_text(encoding="utf-8")
+        page = re.sub(r"!\[.*\n\n", "", page)  # no pictures
         print(re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", page))  # no links
         return 0
     built = features()

@@ -5,7 +5,6 @@ A check returns the value, or raises an error with the name of the argument.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import math
@@ -21,17 +20,34 @@ from .compat import Context
 _Function = TypeVar("_Function", bound=Callable)
 
 
-def suggest_keywords(function: _Function) -> _Function:
-    """Make a function's error suggest the right name for a misspelt keyword."""
-    known = {*inspect.signature(function).parameters, "prefix", "params"}
+# The arguments' names in MXNet, PyTorch and JAX, and what they are called here.
+_OTHER_NAMES = {
+    **dict.fromkeys(("num_features", "num_channels"), "in_channels"),
+    **dict.fromkeys(("device", "devices", "context", "contexts", "ctxs"), "ctx"),
+    **dict.fromkeys(("num_device", "ndev", "num_gpus", "ngpus"), "num_devices"),
+    "eps": "epsilon",
+    "process_group": "group",
+    "syncbn": "sync_bn",
+    "use_running_average": "use_global_stats",
+    "affine": "center and scale",
+    "use_bias": "center",
+    "use_scale": "scale",
+}
+
+
+def check_keywords(function: _Function) -> _Function:
+    """Make a function's error for an unknown keyword name the right one."""
+    known = list(inspect.signature(function).parameters)
+    accepted = {*known, "prefix", "params"}  # arguments of Block
+    public = comma_list(name for name in known if name not in ("self", "kwargs"))
 
     @functools.wraps(function)
     def checked(*args, **kwargs):
-        for name in kwargs.keys() - known:
-            for similar in difflib.get_close_matches(name, known, 1):
-                raise TypeError(
-                    f"unexpected keyword argument {name!r}. Did you mean {similar}?"
-                )
+        for name in kwargs.keys() - accepted:
+            other = _OTHER_NAMES.get(name, "")
+            is_known = other and set(other.split(" and ")) <= accepted
+            hint = f"Write {other}." if is_known else f"The arguments are {public}."
+            raise TypeError(f"unexpected keyword argument {name!r}. {hint}")
         return function(*args, **kwargs)
 
     return checked  # type: ignore[return-value]
@@ -121,7 +137,8 @@ def check_contexts(name: str, value: Any) -> list[mx.Context]:
     is_list = isinstance(value, (list, tuple))
     if not is_list or not all(isinstance(context, Context) for context in value):
         raise TypeError(
-            f"{name} must be a list of mxnet.Context, got {short_repr(value)}"
+            f"{name} must be a list of mxnet.Context, such as [mx.cpu(0), mx.cpu(1)], "
+            f"got {short_repr(value)}"
         )
     if not value:
         raise ValueError(f"{name} must have at least one context, got []")

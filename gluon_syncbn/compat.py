@@ -1,7 +1,7 @@
-"""Compatibility with versions of NumPy and MXNet.
+"""Compatibility with versions of NumPy, onnx and MXNet.
 
-Newer versions of NumPy lack names that MXNet and GluonCV use. This module defines
-these names before it imports MXNet, and does not change names that NumPy has.
+Newer versions of NumPy and onnx lack names that MXNet and GluonCV use. This module
+defines these names before it imports MXNet, and does not change names that exist.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 import warnings
+from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
 
 import numpy as np
@@ -52,6 +53,26 @@ with warnings.catch_warnings():
     for _name, _value in _NAMES.items():
         if not hasattr(np, _name):
             setattr(np, _name, _value)
+
+class _OnnxMapping:
+    """Finds onnx.mapping if onnx lacks this module, which MXNet's export imports."""
+
+    def find_spec(self, name, path=None, target=None):
+        return ModuleSpec(name, self) if name == "onnx.mapping" else None
+
+    def create_module(self, spec):
+        return None
+
+    def exec_module(self, module):
+        from onnx import helper
+
+        dtypes = map(np.dtype, "?bBhHiIlLefd")
+        numbers = {dtype: helper.np_dtype_to_tensor_dtype(dtype) for dtype in dtypes}
+        module.NP_TYPE_TO_TENSOR_TYPE = numbers
+        module.TENSOR_TYPE_TO_NP_TYPE = {n: dtype for dtype, n in numbers.items()}
+
+
+sys.meta_path.append(_OnnxMapping())  # type: ignore[arg-type]  # last: onnx's own wins
 
 # isort: split
 try:

@@ -47,12 +47,13 @@ def machine(name):
 
 
 def versions():
-    rows = []
+    """Return a table with a row for each MXNet and a column for each Python."""
+    outcomes = {}
     for row in read("mxnet_versions.json")["rows"]:
-        counts = ", ".join(f"{count} {name}" for name, count in row["counts"].items())
-        versions = row["mxnet"], row["python"], row["numpy"]
-        rows.append([*versions, counts or row["outcome"]])
-    return markdown(["MXNet", "Python", "NumPy", "tests"], rows)
+        outcomes.setdefault(row["mxnet"], {})[row["python"]] = row["outcome"]
+    pythons = list(outcomes["1.9.1"])
+    rows = [[m, *(of.get(p, "") for p in pythons)] for m, of in outcomes.items()]
+    return markdown(["MXNet", *(f"Python {p}" for p in pythons)], rows)
 
 
 def layer(name="benchmark_layer.json"):
@@ -99,13 +100,6 @@ def memory(name="benchmark_memory.json"):
     text = "{after_forward_mb:.0f} / {peak_mb:.0f}"
     heads = ["mode", "BatchNorm", "SyncBatchNorm", "built in"]
     return markdown(heads, pivot(name, ["mode"], "variant", text))
-
-
-def gpu(name):
-    """Return a table of microseconds, and of bandwidths relative to cudaMemcpy."""
-    heads = ["layout", "dtype", "moments", "normalize", "sums", "apply", "cudaMemcpy"]
-    text = "{microseconds:.1f} ({bandwidth:.0%})"
-    return markdown(heads, pivot(name, ["layout", "dtype"], "pass", text))
 
 
 def load(folder=RESULTS / "ablation"):

@@ -9,7 +9,7 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import nn
 
-from ..arguments import check_bool, check_int, check_type, comma_list, suggest_keywords
+from ..arguments import check_bool, check_int, check_type, comma_list, check_keywords
 from ..compat import IS_GLUON_2
 from ..mxnet_private.blocks import call_with_parameters, is_traced, traced_block
 from ..mxnet_private.parameters import contexts_of
@@ -48,9 +48,10 @@ class SyncBatchNorm(nn.BatchNorm):
         :func:`recompute_statistics` after training.
     epsilon : float, default 1e-5
         Added to the variance, so its unit is the square of the input's unit.
-    center, scale : bool, default True
-        Whether to learn beta and gamma. Otherwise beta keeps its initial value and
-        gamma is 1.
+    center : bool, default True
+        Whether to learn beta. Otherwise beta keeps its initial value.
+    scale : bool, default True
+        Whether to learn gamma. Otherwise gamma is 1.
     use_global_stats : bool, default False
         Whether to normalize with the running statistics in training also. See
         :func:`freeze_statistics`.
@@ -136,7 +137,7 @@ class SyncBatchNorm(nn.BatchNorm):
     [[-1.2247, 0.0], [1.2247]]
     """
 
-    @suggest_keywords
+    @check_keywords
     def __init__(
         self,
         in_channels: int = 0,

@@ -13,7 +13,7 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import nn
 
-from ..arguments import check_block, check_bool, check_int, comma_list, suggest_keywords
+from ..arguments import check_block, check_bool, check_int, comma_list, check_keywords
 from ..compat import IS_GLUON_2
 from ..mxnet_private.blocks import (
     forget_graphs_with,
@@ -38,7 +38,7 @@ after_conversion: list[Callable[[mx.gluon.Block], None]] = []
 after_reverting: list[Callable[[mx.gluon.Block], None]] = []
 
 
-@suggest_keywords
+@check_keywords
 def convert_sync_batchnorm(
     net: mx.gluon.Block,
     num_devices: int | None = None,

@@ -165,6 +165,12 @@ class Synchronization:
             load().gluon_syncbn_set_options(self.key, given, restarts)
             self._native_options = options
 
+    def shared_settings(self) -> dict:
+        """Return the settings in use that must be equal on all ranks."""
+        settings = self.settings._asdict()
+        del settings["num_devices"], settings["timeout"]
+        return {**self.norm_settings, **settings}
+
     def share_as(self, shared_name: str) -> None:
         """Set the name by which other processes find the layer."""
         self.shared_name = shared_name
@@ -181,9 +187,10 @@ class Synchronization:
             Synchronization.has_warned = True
             warn(
                 f"SyncBatchNorm '{self.name}' is on {comma_list(contexts)}, and the "
-                "main thread calls it. A loop over CPU contexts can wait until the "
-                "timeout. Call convert_sync_batchnorm(net) or allow_plain_loop(net) "
-                "with the net that the loop calls"
+                "main thread calls it, so it can wait for another context until the "
+                "timeout. In a loop over contexts, call allow_plain_loop(net) with the "
+                "net that the loop calls. If the layer belongs to a parallel net, call "
+                "that net, or call make_parallel with the block that you call"
             )
 
     def release(self) -> None:

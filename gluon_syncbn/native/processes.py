@@ -259,8 +259,8 @@ def _import_mpi4py(timeout):
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise RuntimeError(
-            f"distributed.init() needs mpi4py and an MPI library ({error}). Run "
-            "`pip install --force-reinstall '.[mpi]'`."
+            f"distributed.init() needs mpi4py and an MPI library ({error}). Run `pip "
+            "install mpi4py mpich`."
         ) from None
     finally:
         load().gluon_syncbn_exit_after(0, "")
@@ -285,7 +285,7 @@ def _transport(comm):
         raise RuntimeError(
             "gluon_syncbn was built without MPI. Install an MPI with its compiler "
             "wrapper mpicxx (for example `pip install mpich`), then run "
-            "`pip install --force-reinstall '.[mpi]'`."
+            "`pip install --force-reinstall --no-deps .` in a clone."
         )
     reason = "the library of gluon_syncbn has loaded another MPI"
     try:
@@ -298,7 +298,7 @@ def _transport(comm):
     raise RuntimeError(
         f"gluon_syncbn must be built with the MPI of mpi4py, {_mpi_name()} "
         f"({reason}). Install mpi4py for the MPI of gluon_syncbn, or run "
-        "`pip install --force-reinstall '.[mpi]'`."
+        "`pip install --force-reinstall --no-deps .` in a clone."
     )
 
 

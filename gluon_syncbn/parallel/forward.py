@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Callable, Sequence
 
@@ -94,6 +95,7 @@ class ParallelForward(ForwardOnDevices):
         super().__init__(net)
         self.devices, self.batch_axis = devices, batch_axis
         self._settings = settings  # None if layers are not converted
+        self.arguments: dict = {}  # the arguments of make_parallel
         self._unconverted: set = set()  # names of layers that stay unsynchronized
         self._classes: dict = {}  # each block's class in the latest conversion
         # Each parameter's lists of arrays and gradients in the latest call
@@ -113,25 +115,23 @@ class ParallelForward(ForwardOnDevices):
             self.convert_layers(blocks)
         shards = Shards.split(args, inputs, contexts, self.batch_axis)
         self._copy_owners(parameters)
-        run = partial(self._run, shards, blocks, parameters)
+        participants: Any = nullcontext()
         if not is_training:  # layers do not wait for other devices
             self._has_predicted = True
-            return run()
-        if len(shards.contexts) == len(contexts):
-            return run()
-        with only_participants(synchronized_layers(self.net), shards.contexts):
-            return run()
+        elif len(shards.contexts) < len(contexts):
+            layers = synchronized_layers(self.net)
+            participants = only_participants(layers, shards.contexts)
 
-    def _run(self, shards, blocks, parameters):
-        def after():
+        def after_call():
             now = blocks_of(self.net)
             if now == blocks:
                 return parameters
-            if autograd.is_training() and self._has_new_layers(now):
+            if is_training and self._has_new_layers(now):
                 self._warn_of_new_layers()
             return self.adopt_parameters(now)
 
-        return self.run(self.devices, shards, after)
+        with participants:
+            return self.run(self.devices, shards, after_call)
 
     def _copy_owners(self, parameters):
         stale = stale_parameters(parameters)
@@ -248,5 +248,6 @@ def check_not_parallel(net: Any, function: str) -> None:
     if is_parallel(net):
         raise ValueError(
             f"net must not be parallel yet for {function}, got a net over "
-            f"{comma_list(net.devices.contexts)}. Call revert_parallel(net) first."
+            f"{comma_list(net.devices.contexts)}. Call the net with the whole batch, or "
+            "call revert_parallel(net) first."
         )

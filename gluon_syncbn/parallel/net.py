@@ -13,9 +13,9 @@ from ..arguments import (
     check_choice,
     check_contexts,
     check_int,
+    check_keywords,
     comma_list,
     short_repr,
-    suggest_keywords,
 )
 from ..layer.finding import synchronized_layers
 from ..layer.graphs import watch_graphs
@@ -39,7 +39,7 @@ from .devices import Devices
 from .forward import ParallelForward, is_parallel
 
 
-@suggest_keywords
+@check_keywords
 def make_parallel(
     net: mx.gluon.Block,
     ctx: Sequence[mx.Context],
@@ -161,9 +161,9 @@ def make_parallel(
         own = child.devices.contexts
         if own != contexts:
             raise ValueError(
-                f"ctx of {name_of(net)} must be {comma_list(own)}, like the ctx of its "
-                f"child {name_of(child)}, which is parallel, got {comma_list(contexts)}. "
-                "Call revert_parallel with the child, or pass the same contexts."
+                f"ctx of {name_of(net)} must be {comma_list(own)}, like the one of its "
+                f"parallel child {name_of(child)}, got {comma_list(contexts)}. Call "
+                "revert_parallel with the child, or pass the same contexts."
             )
     if hasattr(net, "devices"):
         raise ValueError(
@@ -194,8 +194,8 @@ def _check_same(former, arguments):
     for name, value in arguments.items():
         if value != former[name]:
             raise ValueError(
-                f"{name} must be {former[name]}, as in the first call for this net, got "
-                f"{value}. To change it, call revert_parallel(net) first."
+                f"{name} must be {former[name]}, as in the first call, got {value}. "
+                "To change it, call revert_parallel(net) first."
             )
 
 

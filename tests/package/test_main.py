@@ -38,7 +38,7 @@ def test_it_prints_the_causes_of_a_wait(capsys):
     page = (ROOT / "docs/guides/hang.md").read_text()
     assert text.splitlines()[2] in page and "GLUON_SYNCBN_TIMEOUT" in text
     assert "allow_plain_loop(net)" in text and "devices disagree" not in text
-    assert "](" not in text  # no Markdown links
+    assert "](" not in text and "![" not in text  # no Markdown links, no pictures
 
 
 def test_the_import_of_a_clone_that_was_not_built_is_an_error(tmp_path, monkeypatch):

@@ -55,9 +55,17 @@ TABLE = [  # a function, right arguments that its calls need, wrong arguments
 ]
 WRONG_CALLS = {  # a key lists facts that the error of its call must name
     "axis -5 -6": lambda: norm(axis=-6),
-    "num_device num_devices?": lambda: norm(num_device=2),
-    "sync_bm sync_bn?": lambda: parallel(nn.Dense(1), TWO, sync_bm=True),
-    "time_out timeout?": lambda: convert(b, time_out=2),
+    "num_features in_channels.": lambda: norm(num_features=2),
+    "ndev num_devices.": lambda: norm(ndev=2),
+    "eps epsilon.": lambda: norm(eps=1e-3),
+    "affine center scale.": lambda: norm(affine=False),
+    "devices ctx.": lambda: parallel(nn.Dense(1), devices=TWO),
+    "device ctx.": lambda: parallel(nn.Dense(1), device=TWO),
+    "sync_bm net, ctx, sync_bn": lambda: parallel(nn.Dense(1), TWO, sync_bm=True),
+    "process_group group.": lambda: convert(b, process_group=None),
+    "time_out net, timeout": lambda: convert(b, time_out=2),
+    "num_features arguments net, timeout": lambda: convert(b, num_features=2),
+    "ctx [mx.cpu(0), mx.cpu(1)] 2": lambda: parallel(nn.Dense(1), 2),
     "slope 0.1 'relu'": lambda: norm(activation="relu", slope=0.1),
     "b '0.9'": lambda: convert(nn.BatchNorm(momentum="0.9", prefix="b_")),
     "data NDArray": lambda: layer([X]),
@@ -74,7 +82,7 @@ WRONG_CALLS = {  # a key lists facts that the error of its call must name
     "list 0 'a'": lambda: devices.map(len, {"a": 1, "b": 2}),
     "row_sparse": lambda: d.Trainer(ready(nn.Embedding(2, 2, sparse_grad=True)), "sgd"),
     "batch_size 0": lambda: d.Trainer(layer, "sgd").step(0),
-    "batches [[1. 1. 1.]": lambda: g.recompute_statistics(layer, X),
+    "batches (4, 3) DataLoader [x]": lambda: g.recompute_statistics(layer, X),
     "initialize()": lambda: g.recompute_statistics(b, [X]),
 }
 
