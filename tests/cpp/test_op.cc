@@ -14,27 +14,6 @@ TEST(GpuIsRefusedWhereCudaWasNotBuilt) {
            "because it was built for native tests. Install a working nvcc");
 }
 
-// If a device refuses one of its arrays, the other devices and ranks get the error.
-TEST(AVectorOfAnotherSizeIsRefusedAndTheOthersAreTold) {
-  const auto network = std::make_shared<Network>(2);
-  syncbn::Table::Get().Connect(std::make_unique<LocalTransport>(network, 0));
-  Rank other(network, 1);
-  const auto shared = std::make_shared<syncbn::Layer>("layer");
-  for (int devices : {1, 2}) {
-    Parallel(devices, [&](int id) {
-      syncbn::SyncBatchNorm layer(test::Setting().ToOptions(devices), {"cpu", id}, shared,
-                                  syncbn::MakeCpuBackend());
-      Shard shard(syncbn::DType::kFloat32, 2, 0, {});
-      if (id == 0) shard.var = test::Tensor(syncbn::DType::kFloat32, 0);
-      CheckHas(ErrorOf([&] { shard.Step(&layer, {}); }),
-               "forward on cpu(0): parameters and other vectors must have the shape (5)");
-    });
-    CheckHas(other.Failure(), "SyncBatchNorm 'layer', forward on cpu(0): parameters");
-    syncbn::Table::Get().Reset();
-    other.Reset();
-  }
-}
-
 // The parts of a call of the native operator: nothing blocks the thread that begins calls.
 TEST(OneThreadBeginsTheCallsOfTwoDevices) {
   const test::Setting setting;
@@ -79,6 +58,28 @@ TEST(AFailureEndsACallThatHasBegun) {
   CheckHas(ErrorOf([&] { shard.BeginBackward(&layer, {}); }),
            "its forward call must have succeeded");
   syncbn::Table::Get().Reset();
+}
+
+// If a device refuses one of its arrays, the other devices and ranks get the error. This test is
+// the last one, because a failure that was sent to ranks stays.
+TEST(AVectorOfAnotherSizeIsRefusedAndTheOthersAreTold) {
+  const auto network = std::make_shared<Network>(2);
+  syncbn::Table::Get().Connect(std::make_unique<LocalTransport>(network, 0));
+  Rank other(network, 1);
+  const auto shared = std::make_shared<syncbn::Layer>("layer");
+  for (int devices : {1, 2}) {
+    Parallel(devices, [&](int id) {
+      syncbn::SyncBatchNorm layer(test::Setting().ToOptions(devices), {"cpu", id}, shared,
+                                  syncbn::MakeCpuBackend());
+      Shard shard(syncbn::DType::kFloat32, 2, 0, {});
+      if (id == 0) shard.var = test::Tensor(syncbn::DType::kFloat32, 0);
+      CheckHas(ErrorOf([&] { shard.Step(&layer, {}); }),
+               "forward on cpu(0): parameters and other vectors must have the shape (5)");
+    });
+    CheckHas(other.Failure(), "SyncBatchNorm 'layer', forward on cpu(0): parameters");
+    syncbn::Table::Get().Reset();
+    other.Reset();
+  }
 }
 
 }  // namespace
