@@ -54,6 +54,7 @@ with warnings.catch_warnings():
         if not hasattr(np, _name):
             setattr(np, _name, _value)
 
+
 class _OnnxMapping:
     """Finds onnx.mapping if onnx lacks this module, which MXNet's export imports."""
 
