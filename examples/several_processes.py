@@ -32,6 +32,9 @@ def main():
     options = parser.parse_args()
 
     distributed.init()
+    rank, ranks = distributed.rank(), distributed.size()
+    if ranks == 1:
+        print("This process trains alone. `mpirun -n 2 python ...` starts two.")
     context = mx.cpu()  # or mx.gpu(distributed.local_rank())
     net = gluon_syncbn.convert_sync_batchnorm(make_net())
     net.initialize(mx.init.Xavier(), ctx=context)
@@ -43,10 +46,9 @@ def main():
     images, labels = load_digits(return_X_y=True)
     images = images.reshape(-1, 1, 8, 8).astype("float32") / 16
     data = gluon.data.ArrayDataset(images, labels)
-    rank, size = distributed.rank(), distributed.size()
-    data = data.take(len(data) // size * size)  # all ranks need equally many batches
-    shard = data.shard(size, rank)
-    batches = gluon.data.DataLoader(shard, batch_size=50 // size, shuffle=True)
+    data = data.take(len(data) // ranks * ranks)  # shards of equal size
+    shard = data.shard(ranks, rank)
+    batches = gluon.data.DataLoader(shard, max(1, 50 // ranks), shuffle=True)
     for epoch in range(options.epochs):
         right = 0
         for x, label in batches:

@@ -1,124 +1,142 @@
 #!/usr/bin/env python3
-"""Compare nets that are trained with and without synchronized batch normalization.
+"""Repeat one run of the comparison in docs/benchmarks.md, and draw the comparison.
 
-    python scripts/ablation.py --data-root camvid   # all runs, some hours
-    python scripts/ablation.py --quick              # three tiny runs, a minute
+    python scripts/ablation.py --data-root camvid --norm bn --per-device 1
+    python scripts/ablation.py --draw
 
-docs/benchmarks.md describes the runs. A run whose JSON is in --results is not repeated.
+The first command writes JSON to --results. The second one draws the committed JSON.
 """
 
 import argparse
+import base64
+import io
 import json
+import statistics
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from gluon_syncbn import recompute_statistics
 
 import mxnet as mx
 import numpy as np
+import train_segmentation as training
 from benchmarks import benchmarking
+from matplotlib.figure import Figure
 from mxnet import autograd
-from segmentation import model
-from segmentation.data import open_split
-from tables import load, summary, table
+from PIL import Image
+from tables import RESULTS, load, table
 
-CAMVID = "Sky Building Pole Road Pavement Tree Sign Fence Car Pedestrian Bicyclist"
-# (a model's options, numbers of devices, numbers of images per device, seed count)
-GRIDS = [
-    ("--model FastSCNN --crop-size 160 --epochs 8", (2, 4), (1, 2, 4), 3),
-    ("--model FCN --crop-size 96 --epochs 3", (2,), (1,), 3),
-]
-TINY = "--model FastSCNN --crop-size 64 --epochs 1 --images 4"
-QUICK = [(TINY, (2,), (1,), 1)]
-# The default learning rate of train_segmentation.py is 0.1, for 8 images. Every run
-# scales this rate linearly with its batch (Goyal et al., arXiv:1706.02677).
-RATE_PER_IMAGE = 0.1 / 8
+CAMVID = (
+    "Sky,Building,Pole,Road,Pavement,Tree,SignSymbol,Fence,Car,Pedestrian,Bicyclist"
+)
+SIZES = {"FastSCNN": "--crop-size 160 --epochs 8", "FCN": "--crop-size 96 --epochs 3"}
 
 
-def runs_of(grid, data):
-    """Yield a description and the options of each run, seed after seed."""
-    options, devices, images, seeds = grid
-    pairs = [(count, each) for count in devices for each in images]
-    arms = [(norm, *pair) for pair in pairs for norm in ("bn", "syncbn")]
-    arms += [("syncbn", 1, n) for n in sorted({count * each for count, each in pairs})]
-    for seed in range(seeds):
-        for norm, count, each in arms:
-            about = {"model": options.split()[1].lower(), "norm": norm}
-            about.update(devices=count, images=each, seed=seed)
-            own = f"--norm {norm} --num-devices {count} --seed {seed}"
-            own += f" --batch-size {count * each} --lr {RATE_PER_IMAGE * count * each}"
-            yield about, [*data, *options.split(), *own.split()]
-
-
-def train_and_test(about, options):
-    """Train a net in a new process; return its scores, or why it diverged."""
-    with tempfile.TemporaryDirectory() as folder:
-        script = Path(__file__).with_name("train_segmentation.py")
-        command = [sys.executable, script, *options, "--run-dir", folder]
-        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
-        result = {"kind": "run", **about, "machine": benchmarking.machine()}
-        if "Lower --lr" in done.stderr:
-            return {**result, "diverged": done.stderr}
-        if done.returncode:
-            sys.exit(done.stderr)
-        return {**result, "diverged": None, **test(Path(folder))}
+def repeat(options, more):
+    """Train a net in a new process, test it, and write its scores."""
+    about = {"model": options.model.lower(), "norm": options.norm, "seed": options.seed}
+    about.update(devices=options.devices, images=options.per_device)
+    batch, folder = options.devices * options.per_device, options.results / "run"
+    # The highest learning rate grows with the batch (Goyal et al., arXiv:1706.02677).
+    line = f"--model {options.model} {SIZES[options.model]} --norm {options.norm}"
+    line += f" --seed {options.seed} --num-devices {options.devices}"
+    line += f" --batch-size {batch} --lr {batch / 80} --overwrite --run-dir {folder}"
+    data = ["--data-root", options.data_root, "--ignore-label", "11"]
+    data += ["--class-names", CAMVID]
+    script = [sys.executable, training.__file__, *line.split(), *data, *more]
+    subprocess.run(script, check=True)
+    result = {"kind": "run", **about, "machine": benchmarking.machine(), **test(folder)}
+    file = "camvid-{model}-{norm}-{devices}x{images}-seed{seed}.json".format(**about)
+    (options.results / file).write_text(json.dumps(result, indent=1) + "\n")
+    print(table(load(options.results)))
 
 
 def test(folder):
-    """Test the net of a run; return its settings, log of epochs, and test scores."""
-    options, classes, log = model.load(folder)
-    args = model.Parser().settings(options)
-    split = open_split("test", args)
+    """Return the log of a run and its test scores with three kinds of statistics."""
+    args, classes, log = training.load(folder)
+    split = training.Split("test", args)
     # Neighbouring images come from one film, so a batch of them would be too uniform.
-    order = np.random.default_rng(0).permutation(len(split.items))
-    split.items = [split.items[k] for k in order]
-    engine = engine_to_test(args, classes, folder)
-    scores = {"running": engine.evaluate(split)}
+    np.random.default_rng(0).shuffle(split.items)
+    engine = engine_to_test(args, classes, folder, log)
+    scores = {"running": engine.evaluate(split.loader)}
     with autograd.train_mode():
-        scores["batch"] = engine.evaluate(split)
-    # The statistics are recomputed over all training images, augmented as in one more
-    # epoch, with the same batch size for all runs.
-    alone = model.Parser().settings([*options, "--num-devices=1", "--batch-size=16"])
-    training = open_split("train", alone)
-    engine = engine_to_test(alone, classes, folder)
-    training.epoch = args.epochs
-    recompute_statistics(engine.net, (mx.nd.array(x) for x, _ in training))
-    scores["recomputed"] = engine.evaluate(split)
-    result = {"settings": {**vars(args), "data_root": ""}, "classes": classes}
-    return {**result, "epochs": log, "test_images": len(order), "test": scores}
+        scores["batch"] = engine.evaluate(split.loader)
+    # One more epoch of augmented images, in batches of the same size for all runs.
+    args.num_devices, args.batch_size = 1, 16
+    images = training.Split("train", args)
+    images.start_epoch(args.epochs)
+    engine = engine_to_test(args, classes, folder, log)
+    recompute_statistics(engine.net, (mx.nd.array(x) for x, _ in images.loader))
+    scores["recomputed"] = engine.evaluate(split.loader)
+    return {"classes": classes, "epochs": log, "test": scores}
 
 
-def engine_to_test(args, classes, folder):
-    """Return an engine with the weights of a run, with dropout disabled."""
-    engine = model.Engine(args, len(classes))
-    model.restore(engine.net, folder)
+def engine_to_test(args, classes, folder, log):
+    """Return an engine with the weights of a run, without dropout."""
+    engine = training.Engine(args, len(classes)).restore(folder, log)
     engine.net.apply(lambda block: setattr(block, "_rate", 0))  # a field of Dropout
     return engine
 
 
+def draw(folder=RESULTS / "ablation"):
+    """Draw FastSCNN's scores on two and four devices, and predictions on two."""
+    arms = load(folder)
+    figure = Figure((5, 6.4), layout="constrained", facecolor="white")
+    lines = [
+        ("SyncBatchNorm", "syncbn", "running", "o-"),
+        ("nn.BatchNorm, recomputed", "bn", "recomputed", "s:"),
+        ("nn.BatchNorm", "bn", "running", "s-"),
+    ]
+    for axis, devices in zip(figure.subplots(2, 1, sharex=True), (2, 4)):
+        for colour, (label, norm, kind, style) in zip(("C0", "0.5", "C3"), lines):
+            runs = [arms["fastscnn", devices, each, norm] for each in (1, 2, 4)]
+            scores = [[run["test"][kind]["mean_iou"] for run in arm] for arm in runs]
+            means, spread = map(statistics.fmean, scores), map(statistics.stdev, scores)
+            options = {"fmt": style, "c": colour, "label": label, "capsize": 4}
+            axis.errorbar(range(3), [*means], [*spread], **options)
+        axis.set(ylim=(0, 0.38), ylabel="mIoU", xticks=range(3), xticklabels="124")
+        axis.set_title(f"{devices} devices")
+        axis.grid(alpha=0.3)
+    axis.set_xlabel("images per device")
+    axis.legend(loc="lower right")
+    figure.savefig(folder / "ablation.png", dpi=120)
+
+    bn, syncbn = (arms["fastscnn", 2, 1, norm][0] for norm in ("bn", "syncbn"))
+    columns = {
+        "image": [decoded(text) for text in bn["images_shown"][:3]],
+        "truth": labels(bn["truths_shown"]),
+        "nn.BatchNorm": labels(bn["predictions"]),
+        "SyncBatchNorm": labels(syncbn["predictions"]),
+    }
+    training.save_picture(folder / "predictions.png", columns, bn["classes"])
+
+
+def decoded(text):
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(text))))
+
+
+def labels(texts):
+    maps = (decoded(text).astype(int) for text in texts[:3])
+    return [training.painted(np.where(m == 255, -1, m)) for m in maps]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data-root", help="use this folder of CamVid, not digits")
-    parser.add_argument("--quick", action="store_true", help="do three tiny runs")
-    parser.add_argument("--results", type=Path, default=Path("runs/ablation"))
-    arguments = parser.parse_args()
-    data, name, results = [], "digits", arguments.results
-    if arguments.data_root:
-        data = ["--data-root", arguments.data_root, "--ignore-label", "11"]
-        data += ["--class-names", CAMVID.replace(" ", ",")]
-        name = Path(arguments.data_root).name
-    results.mkdir(parents=True, exist_ok=True)
-    for grid in QUICK if arguments.quick else GRIDS:
-        for about, options in runs_of(grid, data):
-            file = "{model}-{norm}-{devices}x{images}-seed{seed}.json".format(**about)
-            path = results / f"{name}-{file}"
-            if not path.exists():
-                result = train_and_test(about, options)
-                path.write_text(json.dumps(result, indent=1) + "\n")
-    arms = load(results)
-    print(table(arms), summary(arms, devices=2), sep="\n\n")
+    add = parser.add_argument
+    add("--draw", action="store_true", help="draw the committed runs")
+    add("--data-root", default="camvid", help="a folder with the images of CamVid")
+    add("--model", choices=list(SIZES), default="FastSCNN")
+    add("--norm", choices=list(training.NORMS), default="syncbn")
+    add("--devices", type=int, default=2)
+    add("--per-device", type=int, default=1, help="images in a batch on each device")
+    add("--seed", type=int, default=0)
+    add("--results", type=Path, default=Path("runs/ablation"))
+    options, more = parser.parse_known_args()  # the rest goes to the training
+    if options.draw:
+        return draw()
+    options.results.mkdir(parents=True, exist_ok=True)
+    repeat(options, more)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 # Create and activate the project's virtual environment: pinned packages, and this package built
 # from source. Other scripts source this file in the repository's root. Repeating it is quick.
 #
-# PYTHON is the interpreter (3.8 to 3.13), VENV the folder (default: .venv).
+# PYTHON is the interpreter (3.8 to 3.13), VENV the folder (default: .venv). GLUON_SYNCBN_CUDA=1 also
+# builds the CUDA kernels, which takes minutes and which CPUs do not need.
+export GLUON_SYNCBN_CUDA=${GLUON_SYNCBN_CUDA-0}
 
 find_python() {
     local candidate usual="python3.11 python3.12 python3.10 python3.9 python3.8 python3.13 python3 python"
@@ -27,13 +29,14 @@ fi
 inputs=$({
     cat scripts/environment.sh requirements.txt docs/requirements.txt pyproject.toml setup.py \
         gluon_syncbn/native/library.py $(find src -type f | sort)
-    echo "${GLUON_SYNCBN_CUDA:-}" "${CUDAARCHS:-}" "$(command -v nvcc)"
+    echo "$GLUON_SYNCBN_CUDA" "${CUDAARCHS:-}" "$(command -v nvcc)"
     echo "${CUDACXX:-}" "${CUDAHOSTCXX:-}" "${CXX:-}" "${GLUON_SYNCBN_MPICXX:-}"
 } | sha256sum)
 if [ "$(cat "$VENV/installed" 2>/dev/null)" != "$inputs" ]; then
-    echo "installing pinned packages and building the library (a few minutes)"
+    echo "installing pinned packages in $VENV (1 to 2 minutes)"
     pip install --quiet --disable-pip-version-check -r requirements.txt || exit 1
     pip install --quiet --disable-pip-version-check --no-deps mxnet==1.9.1 || exit 1
+    echo "building the library from source (1 to 2 minutes on two cores)"
     # pip hides the output of a build or prints all of it, so print the build's own lines only.
     PIP_VERBOSE=1 pip install --disable-pip-version-check -e . 2>&1 | tee "$VENV/install.log" |
         sed -un 's/^.*-- gluon_syncbn: /gluon_syncbn: /p'
@@ -42,4 +45,5 @@ if [ "$(cat "$VENV/installed" 2>/dev/null)" != "$inputs" ]; then
         exit 1
     fi
     echo "$inputs" >"$VENV/installed"
+    echo "the environment is ready; the next start takes a second"
 fi

@@ -20,6 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 NATIVE = ("test_exchange", "test_ranks", "test_schedules", "test_op")
+LIBRARIES = ("gluon_syncbn", "gluon_syncbn_mpi")
 # The first folder that fits has the nearest tests: native ones, then files for pytest.
 NEAREST = [
     ("src/exchange/mpi_transport.cc", (), ["tests/distributed"]),
@@ -37,7 +38,7 @@ SWAPS = {
     **{"true": "false", "false": "true", "True": "False", "False": "True"},
     **{"not": "", "!": "", "+=": "-=", "0": "1", "1": "2"},
 }
-WORDS = re.compile(r"<<|>>|->|[=!<>+-]=|&&|\|\||\+\+|--|\w+(?:\.\w+)?|[<>+!-]")
+WORDS = re.compile(r"[=!<>+-]=|&&|\|\||\+\+|--|->|\w+(?:\.\w+)?|(?<= )[<>](?= )|[+!-]")
 STATEMENT = re.compile(r"(?!return\b|using\b|const\b|static\b)[\w.>():*&\[\]-]+[^{}]*;")
 
 
@@ -110,11 +111,10 @@ class Tree:
         subprocess.run(["tar", "-x"], cwd=folder, input=archive.stdout, check=True)
         options = "-G", "Ninja", "-DGLUON_SYNCBN_BUILD_TESTS=ON"
         configure = "cmake", "-S", self.folder / "src", "-B", self.build, *options
-        if not (run(configure, folder, 600) and self.make(NATIVE)):
+        if not (run(configure, folder, 600) and self.make([*LIBRARIES, *NATIVE])):
             sys.exit("the tree does not build")
 
-    def make(self, native):
-        targets = "gluon_syncbn", "gluon_syncbn_mpi", *native
+    def make(self, targets):
         command = "cmake", "--build", self.build, "--target", *targets
         if not run(command, self.folder, 900):
             return False
@@ -135,7 +135,8 @@ class Tree:
         lines[number] = changed + "\n"
         try:
             file.write_text("".join(lines))
-            if path.startswith("src") and not self.make(native):
+            targets = [*native, *(LIBRARIES if files else [])]
+            if path.startswith("src") and not self.make(targets):
                 return "does not build"
             pytest = sys.executable, "-m", "pytest", "-qx", "-n", "1", *files
             here = {"PYTHONPATH": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -89,13 +89,6 @@ def memory(name="benchmark_memory.json"):
     return markdown(heads, pivot(name, ["mode"], "variant", text))
 
 
-def gpu(name):
-    """Return a table of microseconds, and of bandwidths relative to cudaMemcpy."""
-    heads = ["layout", "dtype", "moments", "normalize", "sums", "apply", "cudaMemcpy"]
-    text = "{microseconds:.1f} ({bandwidth:.0%})"
-    return markdown(heads, pivot(name, ["layout", "dtype"], "pass", text))
-
-
 def load(folder=RESULTS / "ablation"):
     """Return the runs of an ablation by arm (net, devices, images per device, norm)."""
     arms = {}

@@ -153,15 +153,3 @@ endif()
 # /usr. CMake links the static runtime by default. We need it, because MXNet has another version.
 target_include_directories(gluon_syncbn_objects SYSTEM PUBLIC
                            ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
-
-# Programs that scripts/check_gpu.sh runs without Python.
-if(GLUON_SYNCBN_CHECKS)
-  add_executable(test_cuda_kernels EXCLUDE_FROM_ALL ../tests/cpp/test_cuda_kernels.cc)
-  add_executable(test_cuda_op EXCLUDE_FROM_ALL ../tests/cpp/test_cuda_op.cc)
-  add_executable(benchmark_gpu EXCLUDE_FROM_ALL ../scripts/benchmarks/benchmark_gpu.cc)
-  target_compile_features(benchmark_gpu PRIVATE cuda_std_17)
-  foreach(program test_cuda_kernels test_cuda_op benchmark_gpu)
-    target_include_directories(${program} PRIVATE ../tests/cpp ${CMAKE_CURRENT_SOURCE_DIR})
-    target_link_libraries(${program} PRIVATE gluon_syncbn_objects)
-  endforeach()
-endif()

@@ -34,7 +34,7 @@ from ..native.library import load
 from ..native.processes import wait_seconds, world
 
 _AWAKE, _PAUSE, _DEFERRING = 0.1, 5e-4, 1.5  # seconds, see `collectives`
-_net_numbers = itertools.count(1)  # of nets whose parameters were broadcast
+_net_numbers = itertools.count(1)  # numbers of nets that are broadcast
 _abandoned: list = []  # memory that MPI may still write to after a failure
 
 
@@ -47,21 +47,14 @@ def allgather(value: Any, name: str, timeout: float | None = None) -> list:
     """
     if world().size == 1:
         return [value]
-    # Exchanges carry float64 numbers: the length of the text, then its bytes.
-    text = json.dumps(value).encode()
+    # Exchanges carry float64 numbers, so each rank's line of text is padded to these.
+    text = json.dumps(value).encode() + b"\n"
     own = np.frombuffer(text.ljust(-(-len(text) // 8) * 8), np.float64)
-    own = np.concatenate([[len(text)], own])
     found, size = ctypes.c_void_p(), ctypes.c_int64()
     results = wait_seconds(timeout), ctypes.byref(found), ctypes.byref(size)
     load().gluon_syncbn_distributed_gather(name, own.ctypes.data, own.size, *results)
-    numbers = np.frombuffer(ctypes.string_at(found, 8 * size.value), np.float64)
-    values, begin = [], 0
-    while begin < numbers.size:
-        length = int(numbers[begin])
-        end = begin + 1 + -(-length // 8)
-        values.append(json.loads(numbers[begin + 1 : end].tobytes()[:length]))
-        begin = end
-    return values
+    *lines, _padding = ctypes.string_at(found, 8 * size.value).split(b"\n")
+    return list(map(json.loads, lines))
 
 
 @contextmanager
@@ -220,22 +213,16 @@ def layers_by_place(net: Any) -> dict[str, SyncBatchNorm]:
     return {place: x for x, place in blocks if isinstance(x, SyncBatchNorm)}
 
 
-def describe_layers(net: Any) -> list[str]:
-    """Return a line for each SyncBatchNorm layer, with settings that ranks share."""
-    lines = []
-    for place, layer in layers_by_place(net).items():
-        settings = layer._sync.settings._replace(num_devices=None, timeout=None)
-        described = f"{settings_of(layer)}, {settings}"
-        lines.append(f"the layer '{layer.name}' with {described} at {place}")
-    return lines
-
-
 def _description(net):
     if not isinstance(net, Block):
         return [_describe(parameter) for parameter in check_parameters(net)]
     found = parameters_by_place(net)
     lines = [f"{_describe(parameter)} at {place}" for place, parameter in found.items()]
-    return lines + describe_layers(net)
+    return lines + [
+        f"the layer '{x.name}' with {settings_of(x)}, {x._sync.shared_settings()} at "
+        f"{place}"
+        for place, x in layers_by_place(net).items()
+    ]
 
 
 def _describe(parameter):

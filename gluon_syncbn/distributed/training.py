@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import lru_cache
 from typing import Any
 
 import mxnet as mx
@@ -27,11 +28,12 @@ from .collectives import (
     check_equal,
     check_parameters,
     collectives,
-    describe_layers,
     digest_of,
+    layers_by_place,
 )
 
 _SIMPLE = bool, int, float, str, type(None)  # types of compared settings
+_GRADIENT = "the gradient with name, dtype, shape, lr_mult and wd_mult"
 _IN_PLACE = np.dtype("float32"), np.dtype("float64")
 _trainer_numbers = itertools.count(1)
 
@@ -106,7 +108,8 @@ class Trainer(mx.gluon.Trainer):
         # mxnet.gluon.Trainer also sorts, and saves optimizer states in this order.
         ordered = sorted(parameters, key=lambda parameter: parameter.name)
         super().__init__(ordered, optimizer, optimizer_params, update_on_kvstore=False)
-        self._in_order_of_forward, self._net = parameters, net
+        self._in_order_of_forward = parameters
+        self._layers = [layer._sync for layer in layers_by_place(net).values()]
         self._fresh: list = []  # parameters that have a new gradient on any rank
         self._number = next(_trainer_numbers)
         self._samples = 0.0  # the batch size of this rank
@@ -179,25 +182,25 @@ class Trainer(mx.gluon.Trainer):
     def _description(self):
         """Return pairs (what, value) that must be equal on all ranks in a step."""
         optimizer = self._optimizer
-        settings = {
-            name: value
-            for name, value in sorted(vars(optimizer).items())
-            if isinstance(value, _SIMPLE) and not name.startswith("_")
-        }
         pairs = [
             ("the trainer with number", self._number),
             ("the optimizer", type(optimizer).__name__),
             ("the learning rate", self.learning_rate),
             ("the scale of gradients", self._scale),
-            *((f"the optimizer's {name}", value) for name, value in settings.items()),
         ]
+        for name, value in sorted(vars(optimizer).items()):
+            if isinstance(value, _SIMPLE) and not name.startswith("_"):
+                pairs.append((name, value))
         for p in self._in_order_of_forward:
             if p.grad_req != "null":
-                dtype = np.dtype(p.dtype).name
-                facts = p.name, dtype, p.shape, p.lr_mult, p.wd_mult
-                names = "name, dtype, shape, lr_mult, wd_mult"
-                pairs.append((f"the gradient ({names})", facts))
-        return pairs + [("", line) for line in describe_layers(self._net)]
+                facts = p.name, _name_of_dtype(p.dtype), p.shape, p.lr_mult, p.wd_mult
+                pairs.append((_GRADIENT, facts))
+        return pairs + [(x.name, x.shared_settings()) for x in self._layers]
+
+
+@lru_cache(maxsize=None)
+def _name_of_dtype(dtype):
+    return np.dtype(dtype).name
 
 
 def _zero_stale(parameter):

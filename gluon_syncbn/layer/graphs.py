@@ -59,9 +59,9 @@ def layers_in(symbol: Any) -> list:
 @lru_cache(maxsize=None)
 def watch_graphs() -> None:
     """Replace ``mx.nd.CachedOp``, and warn if a graph with layers is saved."""
-    base = mx.nd.CachedOp
+    base: Any = mx.nd.CachedOp
 
-    class CachedOp(base):
+    class CachedOp(mx.nd.CachedOp):
         def __init__(self, graph: Any, flags: Sequence = ()) -> None:
             is_static = bool(dict(flags).get("static_shape"))
             self.handle = None  # MXNet's destructor frees it, also after an error

@@ -165,6 +165,12 @@ class Synchronization:
             load().gluon_syncbn_set_options(self.key, given, restarts)
             self._native_options = options
 
+    def shared_settings(self) -> dict:
+        """Return the settings in use that must be equal on all ranks."""
+        settings = self.settings._asdict()
+        del settings["num_devices"], settings["timeout"]
+        return {**self.norm_settings, **settings}
+
     def share_as(self, shared_name: str) -> None:
         """Set the name by which other processes find the layer."""
         self.shared_name = shared_name

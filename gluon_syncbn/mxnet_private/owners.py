@@ -14,7 +14,13 @@ from mxnet import autograd
 
 from . import graphs
 from .arrays import copyto, write_sum
-from .parameters import contexts_of, copy_to_others, list_contexts, mark_fresh
+from .parameters import (
+    contexts_of,
+    copy_to_others,
+    gradients_of,
+    list_contexts,
+    mark_fresh,
+)
 
 
 class _Thread(threading.local):
@@ -35,9 +41,7 @@ class ParallelParameter(mx.gluon.Parameter):
 
     is_summed: bool = False  # True if the first gradient is the whole batch's
     _thread_state: Any  # its `contexts` are () unless the thread runs a net on a device
-    _is_lent: bool = (
-        False  # True if a program has the owner, so it may change at any time
-    )
+    _is_lent: bool = False  # True if a program has the owner, which may change then
     _version: int = 0  # counts changes of the owner
     _shared_version: int = 0  # the version that all copies have, or later ones
     _copied: dict  # {index of a copy: its version}, of copies made alone
@@ -60,7 +64,7 @@ class ParallelParameter(mx.gluon.Parameter):
             if index and not (is_on_device and self.grad_req == "null"):
                 copied = max(self._shared_version, self._copied.get(index, 0))
                 if copied != self._version:
-                    copy_owners([self], [index])
+                    copy_owners([self], index)
         return super().data(place)
 
     def list_data(self) -> list:
@@ -103,7 +107,7 @@ _STATE = tuple(ParallelParameter.__annotations__)
 
 
 @lru_cache(maxsize=None)
-def _parallel_class(cls):
+def _parallel_class(cls: Any) -> Any:
     return type(cls.__name__, (ParallelParameter, cls), {"__module__": cls.__module__})
 
 
@@ -147,18 +151,20 @@ def stale_parameters(parameters: Iterable) -> list:
     return [p for p in parallel if p._is_lent or p._shared_version != p._version]
 
 
-def copy_owners(parameters: Sequence, indices: Sequence[int] = ()) -> None:
-    """Make copies of the owners' values, by default all of them."""
+def copy_owners(parameters: Sequence, index: int | None = None) -> None:
+    """Make copies of the owners' values, or only the ones with an index."""
     if not parameters:
         return
     was_recording = autograd.set_recording(False)
     try:
         for parameter in parameters:
-            arrays, version = parameter._data or (), parameter._version
-            for index in indices or range(1, len(arrays)):
-                copyto(arrays[0].as_nd_ndarray(), out=arrays[index].as_nd_ndarray())
-                parameter._copied[index] = version
-            if not indices:
+            arrays: Any = parameter._data or ()
+            version = parameter._version
+            for k, array in enumerate(arrays[1:], 1):
+                if index in (None, k):
+                    copyto(arrays[0].as_nd_ndarray(), out=array.as_nd_ndarray())
+                    parameter._copied[k] = version
+            if index is None:
                 parameter._shared_version = version
     finally:
         autograd.set_recording(was_recording)
@@ -170,7 +176,8 @@ def is_replicated(parameter: Any) -> bool:
 
 def replicate(parameter: Any, thread_state: Any) -> None:
     """Turn a dense parameter into a ParallelParameter."""
-    parameter.__class__ = _parallel_class(type(parameter))
+    cls: Any = type(parameter)
+    parameter.__class__ = _parallel_class(cls)
     parameter._thread_state = thread_state
     parameter._copied = {}
     parameter._is_lent = bool(parameter._data)  # the program may have an array already
@@ -183,6 +190,10 @@ def _make(cls):
 def undo_replicate(parameter: Any) -> None:
     if is_replicated(parameter):
         copy_owners([parameter])
+        if parameter.is_summed:  # a Trainer will sum the gradients of all devices
+            for gradient in gradients_of(parameter)[1:]:
+                gradient = gradient.as_nd_ndarray()
+                mx.nd.zeros_like(gradient, out=gradient)
         parameter.__class__ = type(parameter).__bases__[1]
         for name in _STATE:
             vars(parameter).pop(name, None)
@@ -214,7 +225,7 @@ class Variable(NamedTuple):
     arrays: list  # the parameter's arrays and gradients at the time of the call
     gradients: list
     names: list  # the arrays' names in graphs
-    index: int  # the array's index in the lists
+    place: int  # the array's index in the lists
     is_owned: bool  # True if the first gradient is the sum of all
 
 
@@ -257,7 +268,7 @@ def check_no_copies(names: set[str]) -> None:
     The caller's graph has such a copy only if the program kept an array that a device
     computed. In a `Devices.map` each device has its own gradient, which is not summed.
     """
-    for variables in list(_all_variables.values()):
+    for variables in [v for r in _all_variables.valuerefs() if (v := r())]:
         for name, parameter in variables.copies.items():
             if name in names and parameter.is_summed:
                 raise ValueError(

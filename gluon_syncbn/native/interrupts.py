@@ -168,7 +168,8 @@ def _renumbered(descriptor):
     return descriptor
 
 
-def _forget_descriptor():  # in a child, which lacks the thread
+def _forget_descriptor():
+    """Unset the wakeup descriptor of a child process, which lacks the thread."""
     found = signal.set_wakeup_fd(-1)
     if found not in (-1, _wakeup):
         signal.set_wakeup_fd(found)

@@ -83,7 +83,7 @@ def _run_calls(calls, leaves, backward):
     for call in calls:
         pairs, inputs, dxs = call.backward(cut_gradients, mode)
         for variable, gradient in pairs:
-            index = 0 if call.splits_batch and variable.is_owned else variable.index
+            index = 0 if call.splits_batch and variable.is_owned else variable.place
             key = id(variable.gradients), index
             parts.setdefault(key, (call, variable, index, []))[-1].append(gradient)
         if inputs:
@@ -106,7 +106,7 @@ def _write(found, names):
         by_devices.setdefault(key, []).append(item)
     write_gradients(by_devices.pop(None, ()), names)
     # Operators share resources with others of the thread that queues them. In a loop
-    # one context's gradients may wait for another context's, whose backward comes later.
+    # a context's gradients may wait for another context's, whose backward comes later.
     for devices, items in by_devices.items():
         devices.map(partial(write_gradients, names=names), [items])
 

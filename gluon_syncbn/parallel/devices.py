@@ -286,7 +286,7 @@ class Devices:
                 )
             # The first argument of `wait` is how many presses of Ctrl-C it defers.
             if not is_nested:
-                if self._workers.are_busy():  # with calls of an interrupted map
+                if self._workers.are_busy():  # an interrupted map left calls
                     section.wait(0, self._workers.finish)
                 failures.raise_pending()
             call = _with_callers_state(function, self.contexts)

@@ -95,6 +95,7 @@ class ParallelForward(ForwardOnDevices):
         super().__init__(net)
         self.devices, self.batch_axis = devices, batch_axis
         self._settings = settings  # None if layers are not converted
+        self.arguments: dict = {}  # the arguments of make_parallel
         self._unconverted: set = set()  # names of layers that stay unsynchronized
         self._classes: dict = {}  # each block's class in the latest conversion
         # Each parameter's lists of arrays and gradients in the latest call

@@ -161,9 +161,9 @@ def make_parallel(
         own = child.devices.contexts
         if own != contexts:
             raise ValueError(
-                f"ctx of {name_of(net)} must be {comma_list(own)}, like the ctx of its "
-                f"child {name_of(child)}, which is parallel, got {comma_list(contexts)}. "
-                "Call revert_parallel with the child, or pass the same contexts."
+                f"ctx of {name_of(net)} must be {comma_list(own)}, like the one of its "
+                f"parallel child {name_of(child)}, got {comma_list(contexts)}. Call "
+                "revert_parallel with the child, or pass the same contexts."
             )
     if hasattr(net, "devices"):
         raise ValueError(
@@ -194,8 +194,8 @@ def _check_same(former, arguments):
     for name, value in arguments.items():
         if value != former[name]:
             raise ValueError(
-                f"{name} must be {former[name]}, as in the first call for this net, got "
-                f"{value}. To change it, call revert_parallel(net) first."
+                f"{name} must be {former[name]}, as in the first call, got {value}. "
+                "To change it, call revert_parallel(net) first."
             )
 
 

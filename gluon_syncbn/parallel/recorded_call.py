@@ -135,7 +135,7 @@ class RecordedCall:
             ]
             variables = [parameters[name] for name in parameters if name in behind]
             xs = {name: x for name, x in inputs.items() if name in behind}
-            arrays = [v.arrays[v.index] for v in variables] + list(xs.values())
+            arrays = [v.arrays[v.place] for v in variables] + list(xs.values())
             found = graphs.differentiate(heads, dys, arrays, True, train_mode)
             dxs = dict(zip(xs, found[len(variables) :]))
             return heads, list(zip(variables, found)), dxs

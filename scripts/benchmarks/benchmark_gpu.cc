@@ -1,10 +1,11 @@
-// Times the four passes of the CUDA kernels, and a copy of a tensor by cudaMemcpy, in turns. Before
-// a layout is timed, kernel_tests.h verifies the passes on a tensor of the same layout and dtype.
+// Times the four passes of the CUDA kernels, and a copy of a tensor by cudaMemcpy, in turns. Prints
+// a JSON object in each line: first the GPU, then a row for each pass of each layout and dtype.
+// `bandwidth` is relative to the copy. `verified` says whether the passes of a smaller tensor,
+// which is cut in the same way, passed the tests of kernel_tests.h.
 //
-//     benchmark_gpu large    prints JSON for scripts/results/benchmark_gpu.json
-//     benchmark_gpu small    prints the same for small tensors, to try the program in emulation
+//     benchmark_gpu large    the shapes of segmentation
+//     benchmark_gpu small    small tensors, to try the program in emulation
 #include <algorithm>
-#include <cstdlib>
 #include <functional>
 #include <iostream>
 #include <string>
@@ -67,10 +68,18 @@ void TakeTurns(std::vector<Timed>& passes, int repetitions, const Zeros& flush) 
   }
 }
 
-// Prints a JSON object for each pass. Its bandwidth is relative to the bandwidth of the copy.
+// Returns a layout that is cut in the same way, and for which the CPU needs less than a second.
+Layout Smaller(const Layout& layout) {
+  if (layout.inner == 1) return {std::min<int64_t>(layout.outer, 500), layout.channels, 1};
+  const int64_t outer = std::clamp<int64_t>(100000 / layout.inner, 1, 3);
+  return {outer, std::min<int64_t>(layout.channels, layout.inner < 128 ? 64 : 2), layout.inner};
+}
+
+// Prints a row for each pass.
 void Measure(DType dtype, const Layout& layout, int repetitions, const Zeros& flush) {
-  test::TestCase<test::CudaKernels>({dtype, layout, 0, 3, 1}, {});
-  if (check::Result() != 0) std::exit(1);
+  const int failures = check::failures;
+  test::TestCase<test::CudaKernels>({dtype, Smaller(layout), 0, 3, 1}, {});
+  const bool verified = check::failures == failures;
   const int64_t bytes = layout.Size() * static_cast<int64_t>(syncbn::SizeOf(dtype));
   const int64_t channel_bytes = layout.channels * static_cast<int64_t>(sizeof(double));
   const Zeros x(bytes), dy(bytes), y(bytes), dx(bytes), scratch(cuda::WorkspaceBytes());
@@ -90,13 +99,12 @@ void Measure(DType dtype, const Layout& layout, int repetitions, const Zeros& fl
   const double copy_of_one = Median(passes.back().milliseconds) / passes.back().tensors;
   for (const Timed& pass : passes) {
     const double milliseconds = Median(pass.milliseconds);
-    static const char* separator = "\n  ";
-    std::cout << separator << "{\"layout\": \"" << test::Describe(layout) << "\", \"dtype\": \""
-              << syncbn::Name(dtype) << "\", \"pass\": \"" << pass.name
-              << "\", \"microseconds\": " << 1e3 * milliseconds
-              << ", \"bandwidth\": " << pass.tensors * copy_of_one / milliseconds << "}"
-              << std::flush;
-    separator = ",\n  ";
+    std::cout << "{\"shape\": [" << layout.outer << ", " << layout.channels << ", " << layout.inner
+              << "], \"dtype\": \"" << syncbn::Name(dtype) << "\", \"pass\": \"" << pass.name
+              << "\", \"microseconds\": " << 1e3 * milliseconds << ", \"gigabytes_per_second\": "
+              << 1e-6 * static_cast<double>(pass.tensors * bytes) / milliseconds
+              << ", \"bandwidth\": " << pass.tensors * copy_of_one / milliseconds
+              << ", \"verified\": " << (verified ? "true" : "false") << "}" << std::endl;
   }
 }
 
@@ -104,22 +112,23 @@ void Measure(DType dtype, const Layout& layout, int repetitions, const Zeros& fl
 
 int main(int arguments, char** values) {
   const bool is_large = arguments > 1 && values[1] == std::string("large");
-  // Each tensor is measured with its channels first (NCHW), and then last (NHWC).
-  const std::vector<Layout> small = {{2, 8, 36}, {72, 8, 1}};
-  // The first four are layouts of tensors in a dilated ResNet-50 for 4 images of 480 x 480 pixels.
-  const std::vector<Layout> large = {{4, 64, 57600},   {230400, 64, 1}, {4, 1024, 3600},
-                                     {14400, 1024, 1}, {4, 512, 36},    {144, 512, 1},
-                                     {64, 2048, 49},   {3136, 2048, 1}};
+  // The planes of 15, 33, 65 and 129 pixels a side are no whole vectors. Channels are last where
+  // `inner` is 1.
+  const std::vector<Layout> small = {{2, 8, 36}, {72, 8, 1}, {1, 2, 225}};
+  const std::vector<Layout> large = {
+      {8, 256, 3600}, {28800, 256, 1}, {2, 64, 524288}, {1048576, 64, 1}, {16, 2048, 49},
+      {784, 2048, 1}, {16, 512, 225},  {3600, 512, 1},  {8, 512, 1089},   {8712, 512, 1},
+      {8, 256, 4225}, {33800, 256, 1}, {4, 256, 16641}, {66564, 256, 1}};
   cudaDeviceProp properties;
   int l2 = 0;
   test::UseManagedMemory();
   Check(cudaGetDeviceProperties(&properties, 0));
   Check(cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, 0));
   const Zeros flush(5 * static_cast<int64_t>(l2));
-  std::cout << "{\"gpu\": \"" << properties.name << "\",\n \"rows\": [";
+  std::cout << "{\"gpu\": \"" << properties.name << "\"}" << std::endl;
   for (const Layout& layout : is_large ? large : small) {
-    for (DType dtype : {DType::kFloat32, DType::kFloat16})
-      Measure(dtype, layout, is_large ? 30 : 2, flush);
+    for (DType dtype : {DType::kFloat32, DType::kFloat16, DType::kFloat64})
+      Measure(dtype, layout, is_large ? 20 : 2, flush);
   }
-  std::cout << "\n ]\n}" << std::endl;
+  return check::Result();
 }

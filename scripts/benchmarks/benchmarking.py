@@ -34,6 +34,7 @@ def run(name, description, cases, table):
     options, rows = parser.parse_args(), []
     spawn = multiprocessing.get_context("spawn")
     for variables, *call in cases(options.quick):
+        variables = {"GLUON_SYNCBN_KEEP_MEMORY": "1", **variables}
         with mock.patch.dict(os.environ, variables):
             with ProcessPoolExecutor(1, spawn) as pool:
                 rows += pool.submit(*call).result()

@@ -5,7 +5,8 @@
 namespace syncbn {
 
 // Returns lines like "\nThe program stands at train.py:41: ...", or an empty text if no locator is
-// set, the process forks or has no more threads. The caller must not hold a mutex for which the program may wait.
+// set, or if the process forks or has no more threads. The caller must not hold a mutex for which
+// the program may wait.
 std::string WhereProgramStands();
 
 // Must be called before and after each fork.

@@ -12,7 +12,7 @@
 #endif
 
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
-#error "gluon_syncbn must be compiled without -ffast-math, because nonfinite= finds NaN and infinity."
+#error "gluon_syncbn must be compiled without -ffast-math, which ignores NaN and infinity."
 #endif
 
 namespace syncbn {

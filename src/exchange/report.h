@@ -33,7 +33,7 @@ std::string TooManyDevicesReport(const std::string& layer, const Device& device,
 // The error of a contribution after a failure. `device` is empty in a named gather (Phase::kCall).
 std::string EarlierFailureReport(const Key& key, const Device& device, const std::string& failure);
 
-// What a rank prints that has ended and waits for the ranks `staying`.
+// The message of a rank that has ended and waits for the ranks `staying`.
 std::string StayingReport(int rank, const std::vector<int>& staying);
 
 }  // namespace syncbn

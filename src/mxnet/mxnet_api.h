@@ -113,8 +113,8 @@ int Callback(const Body& body) {
 // taken the errors of earlier calls, see engine.cc.
 void FailOperator(NDArray array, const std::string& text);
 
-// Enlarges MXNet's list of errors, see engine.cc. Call it once, before the first operator exists. If
-// another thread waits for all of MXNet's work meanwhile, it may get an error.
+// Enlarges MXNet's list of errors, see engine.cc. Call it once, before the first operator exists.
+// Another thread that waits for all of MXNet's work meanwhile may get an error.
 void ReserveErrors();
 
 // Runs `body` with the arrays `handles` in a callback for forward or backward. MXNet calls the

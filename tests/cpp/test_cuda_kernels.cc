@@ -42,22 +42,57 @@ void TestSameBitsInEveryRun(const Layout& layout) {
   }
 }
 
-// The work of all threads covers the tensor, which may have more than 2^31 elements.
-void TestCut(const Layout& layout, int bytes, bool aligned) {
-  const cuda::Cut cut = cuda::MakeCut(layout, bytes, aligned, 132);
-  const std::string label = syncbn::Concat(test::Describe(layout), " of ", bytes, " bytes");
-  int64_t vectors = 0, last = -1;
+// The work of all threads covers the tensor, which may have more than 2^31 elements. Threads visit
+// all their vectors of a small tensor, and else the first and last few hundred of a long walk.
+template <int kWidth>
+void TestWalks(const cuda::Cut& cut, const std::string& label) {
+  constexpr unsigned kAll = (1u << kWidth) - 1;
+  const Layout& layout = cut.layout;
+  std::vector<char> seen(layout.Size() < 1 << 22 ? static_cast<size_t>(layout.Size()) : 0);
+  int64_t last = -1, visited = 0;
   for (int64_t block = 0; block < cut.tiles * cut.splits; ++block) {
     for (int thread = 0; thread < cuda::kThreads; ++thread) {
       const cuda::Work work = cut.At(static_cast<unsigned>(block), thread);
-      if (work.begin >= work.end) continue;
-      const int64_t count = syncbn::CeilDiv(work.end - work.begin, cut.rows);
-      vectors += count;
-      last = std::max(last, cut.OffsetOf(work, work.begin + (count - 1) * cut.rows));
+      int64_t channels[kWidth];
+      cut.ChannelsOf(work, channels);
+      for (cuda::Walk walk = cut.Begin(work); walk.i < walk.end;) {
+        const int64_t left = (walk.end - walk.i) / cut.rows;
+        if (seen.empty() && left > 4) {  // far: the walk that begins near the end
+          cuda::Work rest = work;
+          rest.begin = walk.i + (left - 1) * cut.rows;
+          walk = cut.Begin(rest);
+        }
+        const cuda::Place place = cut.Take<kWidth>(&walk);
+        if (place.elements == 0) continue;
+        CHECK_EQ(place.at % kWidth, 0, label);
+        if (place.elements == kAll) last = std::max(last, place.at + kWidth - 1);
+        for (int j = 0; j < kWidth; ++j) {
+          if ((place.elements >> j & 1) == 0) continue;
+          const int64_t at = place.at + j, plane = at / layout.inner;
+          last = std::max(last, at);
+          if (plane % layout.channels != channels[cut.columns ? j : 0])
+            CHECK_EQ(plane % layout.channels, channels[cut.columns ? j : 0], label, at);
+          ++visited;
+          if (!seen.empty() && ++seen[static_cast<size_t>(at)] != 1)
+            CHECK(false, label, " at ", at);
+        }
+      }
     }
   }
-  CHECK_EQ(vectors * cut.width, layout.Size(), label);
-  CHECK_EQ(last + cut.width, layout.Size(), label);
+  CHECK_EQ(last + 1, layout.Size(), label);
+  if (!seen.empty()) CHECK_EQ(visited, layout.Size(), label);
+}
+
+void TestCut(const Layout& layout, int bytes, bool aligned) {
+  const cuda::Cut cut = cuda::MakeCut(layout, bytes, aligned, 132);
+  const std::string label = syncbn::Concat(test::Describe(layout), " of ", bytes, " bytes");
+  switch (cut.width) {
+    case 1: TestWalks<1>(cut, label); break;
+    case 2: TestWalks<2>(cut, label); break;
+    case 4: TestWalks<4>(cut, label); break;
+    case 8: TestWalks<8>(cut, label); break;
+    default: CHECK(false, label);
+  }
   const int64_t most_partials = cuda::kBlocksEach * 132 * cuda::kMaxTileChannels;
   CHECK(cut.splits == 1 || cut.splits * layout.channels <= most_partials, label);
 }
@@ -71,18 +106,22 @@ int main(int arguments, char** values) {
     for (bool aligned : {false, true}) {
       for (const Layout& layout :
            {Layout{3, 4, (1 << 28) - 5}, Layout{3, 4, 1 << 28}, Layout{(1 << 28) + 3, 8, 1},
-            Layout{1 << 20, 2048, 49}, Layout{40, 9000, 4}, Layout{6, 40, 196}, Layout{9, 33, 49}})
+            Layout{1 << 20, 2048, 49}, Layout{40, 9000, 4}, Layout{6, 40, 196}, Layout{9, 33, 49},
+            Layout{3, 5, 15 * 15}, Layout{7, 3, 33 * 33}, Layout{2, 5, 65 * 65},
+            Layout{3, 3, 129 * 129}, Layout{1, 3, 513 * 513}})
         TestCut(layout, bytes, aligned);
     }
   }
   TestOutlier();
   TestSameBitsInEveryRun({6, 40, 49});
   std::vector<Layout> layouts = {{3, 5, 7},    {2, 3, 64},   {9000, 8, 1}, {4, 6, 1023},
-                                 {2, 3, 1040}, {5, 48, 196}, {3, 16, 225}};
+                                 {2, 3, 1040}, {5, 48, 196}, {3, 16, 225},  // 15 x 15
+                                 {2, 3, 1089}, {3, 2, 4225}};               // 33 x 33, 65 x 65
   const std::vector<Layout> more = {{1, 1, 1},      {5, 3, 1},     {20011, 3, 1}, {7, 1024, 1},
                                     {3, 1025, 1},   {2, 2048, 1},  {37, 17, 3},   {1, 2, 40001},
                                     {9, 40, 49},    {530, 128, 1}, {60, 3, 700},  {2, 2, 50000},
-                                    {300, 19, 129}, {40, 2, 127},  {50, 2, 4}};
+                                    {300, 19, 129}, {40, 2, 127},  {50, 2, 4},    {2, 1, 16641},
+                                    {1, 1, 263169}};  // 129 x 129, 513 x 513
   const std::vector<Layout> for_a_gpu = {{4, 3, 25},     {2, 5, 1000}, {3, 4, 1023}, {8, 3, 40000},
                                          {1, 2, 300001}, {50, 64, 1},  {9000, 3, 1}, {28800, 64, 1},
                                          {7, 1025, 1},   {6, 40, 49},  {4, 9000, 4}};

@@ -129,6 +129,20 @@ void TestMemory() {
   CHECK_EQ(emulated::Device(), 0);
 }
 
+// A step launches four kernels each way, and waits twice: for its sums, and for its results.
+void TestLaunches() {
+  for (const bool training : {true, false}) {
+    Setting setting;
+    setting.training = training;
+    const auto op = OnGpu(setting, std::make_shared<syncbn::Layer>("layer"));
+    Shard shard(DType::kFloat32, 3, 0, setting);
+    emulated::launches = emulated::waits = 0;
+    shard.Step(op.get(), setting);
+    CHECK_EQ(emulated::launches.load(), training ? 8 : 7);
+    CHECK_EQ(emulated::waits.load(), 4);
+  }
+}
+
 // Each CUDA call of a step fails in turn. Then the error names the layer, the device and the cause,
 // the thread's current device is as before, and the first step without a failure is correct.
 void TestFailures(const Setting& setting) {
@@ -163,6 +177,7 @@ int main() {
   UseManagedMemory();
 #ifdef EMULATED_CUDA
   TestMemory();
+  TestLaunches();
   Setting prediction, from_y = kKeepsX;
   prediction.training = from_y.keeps_x = false;
   for (const Setting& setting : {Setting(), prediction, from_y, kKeepsX}) TestFailures(setting);

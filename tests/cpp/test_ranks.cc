@@ -334,6 +334,28 @@ TEST(SignaturesThatDiffer) {
   CheckHas(ErrorOf([&] { parent.Arrive(std::move(own), &ticket, Time()); }), "epsilon=0.5");
 }
 
+// If a child rank has sent its part first, the error still names the devices that differ.
+TEST(DevicesThatDifferAfterAPart) {
+  Rank rank = RankOf(0);
+  rank.Handle(1, Encode(PartOf({})));
+  Ticket tickets[2];
+  Contribution own = ContributionOf(&rank.layers[0], 0);
+  own.devices = 2;
+  rank.Arrive(std::move(own), &tickets[0], Time());
+  own = ContributionOf(&rank.layers[0], 1);
+  own.devices = 3;
+  CheckHas(
+      ErrorOf([&] { rank.Arrive(std::move(own), &tickets[1], Time()); }),
+      "num_devices=2, but cpu(1) has channels=1, dtype=float32, axis=0, epsilon=0, num_devices=3");
+}
+
+TEST(CallsAfterTheRankHasLeft) {
+  Rank rank = RankOf(0);
+  rank.Leave();
+  CheckHas(ErrorOf([&] { Begin(&rank, {}); }), "called after gluon_syncbn.distributed.shutdown()");
+  CHECK_EQ(rank.InFlight(), 0u);
+}
+
 TEST(SendsThatFail) {
   struct Broken : LocalTransport {
     using LocalTransport::LocalTransport;

@@ -169,8 +169,8 @@ STEPS_APART = {  # code that makes a rank differ: facts in the error
     "trainers[0]._optimizer.__class__ = mx.optimizer.Adamax": ("Adam on", "Adamax"),
     "norm._kwargs['momentum'] = 0.5": ("'momentum': 0.9", "'momentum': 0.5"),
     "norm._sync.settings = norm._sync.settings._replace(nonfinite='raise')": (
-        "nonfinite='skip'",
-        "nonfinite='raise'",
+        "'nonfinite': 'skip'",
+        "'nonfinite': 'raise'",
     ),
     "dense.cast('float64')": ("'float32'", "'float64'"),
 }

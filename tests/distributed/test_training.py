@@ -97,6 +97,31 @@ def test_training_equals_one_process(kinds):
     run_ranks(2, PROGRAMS["servers"] + TRAIN, *kinds)
 
 
+OTHER_CURRENT_CONTEXT = """
+for change, expected in ('gradient', 0.5), ('weight', -2):
+    net = nn.Dense(1, use_bias=False)
+    gluon_syncbn.make_parallel(net, [mx.cpu(0), mx.cpu(1)])
+    net.initialize(mx.init.One())
+    trainer = distributed.Trainer(net, 'sgd', dict(learning_rate=1))
+    with autograd.record():
+        loss = net(nd.ones((4, 1))).sum()  # the gradient of 8 rows is 8
+    loss.backward()
+    with mx.cpu(1):
+        if change == 'gradient':
+            net.weight.grad()[:] /= 2
+        else:
+            net.weight.data()[:] = -1
+    trainer.step(4)
+    for weight in net.weight.list_data():
+        assert weight.asnumpy().item() == expected, (change, weight)
+"""
+
+
+@needs_mpi
+def test_arrays_that_are_changed_under_another_current_context():
+    run_ranks(2, OTHER_CURRENT_CONTEXT)
+
+
 @needs_mpi
 @gluon_1_only("the page has a program for Gluon 1")
 def test_the_program_of_the_page(tmp_path, monkeypatch):

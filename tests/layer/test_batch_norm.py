@@ -42,7 +42,7 @@ def test_dgamma_of_a_constant_channel_is_zero(function):
 
 @pytest.mark.parametrize("exponent", [400, -380])
 def test_dx_of_extreme_deviations(exponent):
-    """Without epsilon, a power of two as a factor of x only changes exponents of dx."""
+    """A power of two as a factor of x only changes exponents of dx if epsilon is 0."""
     x, dy = np.random.default_rng(0).normal(size=(2, 64, 3))
     dxs = []
     for factor in 1.0, 2.0**exponent:
@@ -60,7 +60,7 @@ def test_dx_of_extreme_deviations(exponent):
 
 @pytest.mark.parametrize("train_mode", [True, False])
 def test_gradients_where_y_overflows(train_mode):
-    """With a slope above 1, y may be infinite in float16 although x_hat is small."""
+    """A large slope makes y infinite in float16 although x_hat is small."""
     x, dy = np.random.default_rng(0).normal(size=(2, 64, 3)).astype("float16")
     results = []
     for dtype in "float64", "float16":
@@ -77,6 +77,27 @@ def test_gradients_where_y_overflows(train_mode):
     # dy / 1e5 is rounded to a subnormal float16, by 2**-25.
     assert np.abs(dx16 - dx).max() < 4 * 1e5 * 2.0**-25 + 2.0**-10 * np.abs(dx).max()
     assert np.isfinite(dgamma16).all() and np.abs(dgamma16 - dgamma).max() < 1
+
+
+def test_gradients_with_a_large_beta():
+    """Backward must not reconstruct x from y, whose rounding errors are large."""
+    x, dy = np.random.default_rng(0).normal(size=(2, 64, 3)).astype("float16")
+    results = []
+    for activation in None, "identity":
+        beta = mx.init.Constant(700)
+        layer = SyncBatchNorm(
+            in_channels=3, activation=activation, beta_initializer=beta
+        )
+        layer.cast("float16")
+        layer.initialize()
+        array = nd.array(x, dtype="float16")
+        array.attach_grad()
+        with autograd.record():
+            y = layer(array)
+        y.backward(nd.array(dy, dtype="float16"))
+        results.append([array.grad.asnumpy(), layer.gamma.grad().asnumpy()])
+    for kept, reconstructed in zip(*results):
+        np.testing.assert_array_equal(kept, reconstructed)
 
 
 def test_infinities_in_inference():

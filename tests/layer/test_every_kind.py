@@ -242,7 +242,6 @@ def test_a_net_without_batch_normalization(recwarn):
     [
         (partial(node, name="bad", momentum=-0.1), None, "momentum .*bad.*-0.1"),
         (partial(nn.BatchNorm, axis=7, prefix="bad_"), None, "axis .*bad.*4.*7"),
-        (partial(SyncBatchNorm, prefix="bad_"), [0, 5], "bad.*group .*got 5"),
     ],
 )
 def test_a_bad_setting_changes_nothing(bad, group, pattern):

@@ -1,7 +1,6 @@
 """The layer in MXNet on GPU contexts.
 
-The nets have only our layers, so no result depends on a kernel of MXNet. The tests also
-run on the CUDA runtime of tests/cpp/emulated_cuda, which launches no kernel of MXNet.
+The nets have only our layers, so no result depends on a kernel of MXNet.
 """
 
 from gluon_syncbn import SyncBatchNorm

@@ -73,7 +73,7 @@ print(json.dumps([resident(0.0), resident(1.0)]))
 """
 
 FREED = """
-import numpy as np
+from support.helpers import status
 layer = gluon_syncbn.SyncBatchNorm(num_devices=1)
 layer.initialize()
 with autograd.train_mode():

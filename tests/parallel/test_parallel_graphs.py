@@ -5,10 +5,12 @@ import contextlib
 import ctypes
 import gc
 import signal
+import threading
 import weakref
 
 import gluon_syncbn
 from gluon_syncbn import allow_plain_loop, make_parallel
+from gluon_syncbn.mxnet_private.arrays import flatten
 from gluon_syncbn.mxnet_private.graphs import release_owners
 
 import mxnet as mx
@@ -17,12 +19,20 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from support.blocks import gluon_1_only, move
-from support.helpers import cpus, differentiate, summed_grad
+from support.helpers import (
+    assert_all_near,
+    cpus,
+    differentiate,
+    set_mode,
+    summed_grad,
+    value,
+)
 from support.nd import nd
 from support.nets import (
     Net,
     X,
     array,
+    assert_same,
     column,
     dense,
     one_weight,
@@ -156,6 +166,96 @@ def test_ctrl_c_keeps_no_graph(monkeypatch):
 
 def interrupt(*_):
     raise KeyboardInterrupt
+
+
+# ---- Calls, threads and modes that a check or a graph could confuse.
+
+
+@pytest.mark.parametrize("contexts", [cpus(2), cpus(2)[::-1]])
+def test_calls_with_arrays_on_several_contexts(contexts):
+    """A net gets its own output, and real and made data on two contexts."""
+    net = one_weight(contexts)
+    differentiate(lambda x: net(net(x)), nd.ones((4, 1)))
+    assert weight_gradient(net) == 8
+    real, made = (column(1, 2).as_in_context(context) for context in cpus(2))
+    differentiate(lambda: net(real) - 3 * net(made).as_in_context(mx.cpu()))
+    assert weight_gradient(net) == -6
+
+
+def test_penalty_while_another_thread_runs_the_net():
+    began, go_on, found = threading.Event(), threading.Event(), []
+
+    def wait(F, h):
+        began.set()
+        assert go_on.wait(20)
+        return h * 1
+
+    def forward():
+        with autograd.record():
+            found.append(net(array(X)))
+
+    net = started(Net(dense(), function=wait), cpus(2))
+    thread = threading.Thread(target=forward)
+    thread.start()
+    assert began.wait(20)
+    with autograd.record():
+        penalty = (net.layers[0].weight.data() ** 2).sum()
+    go_on.set()
+    thread.join()
+    penalty.backward()
+    weight = net.layers[0].weight
+    assert_same([weight.grad().asnumpy()], [2 * weight.data().asnumpy()])
+
+
+def test_a_norm_of_half_of_the_rows_does_not_warn(capfd):
+    def normalize_half(F, h):
+        count = max(1, len(h) // 2)
+        return F.concat(net.norm(h[:count]), h[count:], dim=0)
+
+    net = Net(dense(), function=normalize_half)
+    net.norm = nn.BatchNorm(in_channels=2)
+    started(net, cpus(2))
+    differentiate(net, array(4 * X)).wait_to_read()
+    assert "one value per channel" not in capfd.readouterr().err
+
+
+class Twice(gluon.Block):
+    """Calls a child in prediction and in training, one call right after the other."""
+
+    def __init__(self, child):
+        super().__init__()
+        self.child = child
+
+    def forward(self, x):
+        with autograd.pause():
+            target = self.child(x)
+        return self.child(x), target
+
+
+@pytest.mark.parametrize("calls", ["of a child", "of the net"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_two_modes_in_a_row(count, calls):
+    """MXNet would run pending operators of static_shape in the mode of a later call."""
+    results, xs = [], np.random.default_rng(0).normal(3, 1, (10, 64, 400))
+    for mode in "static_shape", "imperative":
+        net = nn.HybridSequential()
+        for units in 400, 2:
+            net.add(dense(units, 400), nn.BatchNorm(in_channels=units, momentum=0.5))
+        net = set_mode(net, mode) if calls == "of the net" else Twice(net)
+        started(net, cpus(count))
+        if calls == "of a child":
+            set_mode(net.child, mode)
+        for p in net.collect_params().values():
+            p.set_data(p.data() * (0.01 if len(p.shape) == 2 else 1))
+        found = []
+        for x in map(array, xs):
+            with autograd.train_mode():
+                found.append(net(x))
+            if calls == "of the net":
+                found.append(net(x))
+        ys = [y.asnumpy() for y in flatten(found)]
+        results.append(ys + [value(p) for p in net.collect_params().values()])
+    assert_all_near(*results, count=64 * 400)
 
 
 # ---- Structures of inputs and outputs.

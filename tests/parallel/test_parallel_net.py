@@ -211,7 +211,7 @@ def test_the_first_context_owns_values_and_gradients(contexts):
     step(lambda: net.weight.data().grad.__itruediv__(3))
     step(lambda: kept.__iadd__(2))
     net(data)
-    kept[:] = 7  # between two calls that do not train
+    kept[:] = 7  # neither the call before nor the next one trains
     assert net(data).asnumpy().tolist() == [[7], [14]]
     assert net.weight.data(contexts[1]).asnumpy().item() == 7
 
@@ -293,7 +293,7 @@ def test_a_step_enters_few_functions():
         trainer.step(1)
     step = lambda: trainer.step(1)  # noqa: E731
     assert count_functions(net.devices, forward) <= by_gluon(96, 106)
-    assert count_functions(net.devices, losses[-1].backward) <= 60
+    assert count_functions(net.devices, losses[-1].backward) <= 63
     assert count_functions(net.devices, step) <= 50
     mx.nd.waitall()
 

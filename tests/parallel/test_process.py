@@ -107,8 +107,11 @@ import atexit
 begun, end = threading.Event(), threading.Event()
 
 def loop():
-    while True:
-        devices.map(lambda: begun.set() or end.is_set() and os._exit(1))
+    try:
+        while True:
+            devices.map(lambda: begun.set() or end.is_set() and os._exit(1))
+    except mx.MXNetError:
+        pass
 
 thread = threading.Thread(target=loop, daemon=True)
 thread.start()

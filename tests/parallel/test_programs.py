@@ -261,6 +261,36 @@ def test_plain_loop_whose_loss_reads_inputs_and_parameters(mode):
     assert_same(*results)
 
 
+@pytest.mark.parametrize("kind", ["chain", "own target"])
+def test_plain_loop_of_converted_nets_after_a_prediction(kind):
+    """Graphs of static_shape share resources of the thread that queues them."""
+    results = []
+    for contexts in cpus(2), cpus(1):
+        nets = [started(Normalized(), None, seed=seed) for seed in (1, 2)]
+        for net in nets:
+            move(net, contexts)
+            if len(contexts) > 1:
+                set_mode(convert_sync_batchnorm(net), "static_shape")
+        first, second = nets
+        shards, found = gluon.utils.split_and_load(array(X), contexts), []
+        for x in shards:
+            second(first(x)).wait_to_read()
+        for _ in range(3):
+            losses = []
+            with autograd.record():
+                for x in shards:
+                    with autograd.predict_mode():
+                        target = first(x).detach() if kind == "own target" else 0
+                    y = first(x) if kind == "own target" else second(first(x))
+                    losses.append(((y - target) ** 2).sum())
+            autograd.backward(losses)
+            found.append(sum(loss.asnumpy() for loss in losses))
+        used = nets if kind == "chain" else nets[:1]
+        found += [summed_grad(p) for net in used for p in parameters_of(net)]
+        results.append(found)
+    assert_same(*results)
+
+
 # ---- Trainers.
 
 

@@ -1,6 +1,5 @@
-"""The segmentation scripts: whole tiny runs, single functions, and odd input."""
+"""The segmentation script: whole tiny runs, single functions, and odd input."""
 
-import importlib
 import os
 import re
 import shlex
@@ -16,24 +15,27 @@ from PIL import Image
 from support.helpers import ROOT, differentiate, run_tool
 from support.mpi import finish, needs_mpi, start
 
-pytest.importorskip("gluoncv", reason="the segmentation scripts need GluonCV")
-from filelock import FileLock
-from segmentation import data, model
-from train_segmentation import __file__ as SCRIPT
-from train_segmentation import main
+pytest.importorskip("gluoncv", reason="the segmentation script needs GluonCV")
+import train_segmentation as script
 
-TINY = "--crop-size 64 --images 5 --batch-size 2 --epochs 2 --lr 0.02".split()
+SCRIPT = script.__file__
+TINY = "--crop-size 64 --images 4 --batch-size 2 --epochs 2 --lr 0.02".split()
+FILES = {"run.json", "epoch-2.params", "epoch-2.states"}
+FILES |= {"curves.png", "predictions.png"}
 
 
 @pytest.fixture
 def call(monkeypatch, capsys, tmp_path):
-    """Run a script's `main` in this process; check the exit code, return stderr."""
+    """Run the script in this process; check the exit code, return its output."""
     monkeypatch.chdir(tmp_path)
 
-    def call(code, script_main, *options):
+    def call(code, *options):
         monkeypatch.setattr(sys, "argv", ["script", *map(str, options)])
-        assert model.exit_code(script_main) == code
-        return capsys.readouterr().err
+        try:
+            assert script.exit_code() == code
+        except SystemExit as exit:  # raised by argparse
+            assert exit.code == code
+        return "".join(capsys.readouterr())
 
     return call
 
@@ -42,24 +44,33 @@ def call(monkeypatch, capsys, tmp_path):
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     output = run_tool(sys.executable, SCRIPT, *TINY, "--run-dir", folder)
-    assert "epoch 2: train_loss" in output and len(os.listdir(folder)) == 6
+    assert "2 steps" in output and "epoch 2 of 2: loss" in output
+    assert set(os.listdir(folder)) == FILES
     return folder
 
 
-def test_an_interrupted_run_continues_exactly(trained, tmp_path, call, monkeypatch):
-    def save(*arguments, save=model.save):
-        save(*arguments)
-        monkeypatch.setattr(model, "save", save)
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("saves, is_renamed", [(1, True), (2, False)])
+def test_an_interrupted_run_continues_exactly(
+    saves, is_renamed, trained, tmp_path, call, monkeypatch
+):
+    """Ctrl-C comes in a save, directly before or after run.json is renamed."""
+    replace, renamed = os.replace, []
 
-    monkeypatch.setattr(model, "save", save)
-    assert "--resume continues" in call(130, main, *TINY, "--run-dir", tmp_path)
-    with FileLock(tmp_path / ".lock"):
-        assert "is in use" in call(2, main, "--resume", tmp_path)
-    call(0, main, "--resume", tmp_path)
-    for name in "run-2.params", "run-2.states":
+    def interrupt(*paths):
+        renamed.append(paths)
+        if is_renamed or len(renamed) < saves:
+            replace(*paths)
+        if len(renamed) == saves:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupt)
+    assert "--resume RUN continues" in call(130, *TINY, "--run-dir", tmp_path)
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    call(0, "--resume", tmp_path)
+    for name in "epoch-2.params", "run.json":
         assert (tmp_path / name).read_bytes() == (trained / name).read_bytes()
-    assert {path.name for path in tmp_path.iterdir()} == set(os.listdir(trained))
+    assert set(os.listdir(tmp_path)) == FILES
 
 
 def write_folder(root, image, label):
@@ -80,11 +91,20 @@ def test_the_commands_of_the_guide(tmp_path, call):
     block = re.search(r"```\n(python scripts/train.*?)```", guide, re.S)[1]
     limits = [*TINY, "--epochs", "1"], ["--epochs", "2"], []
     for line, more in zip(block.replace("\\\n", "").splitlines(), limits):
-        _, script, *options = shlex.split(line, comments=True)
-        script_main = importlib.import_module(Path(script).stem).main
-        call(0, script_main, *options, *more)
-    assert min(Image.open("overlay.png").size) > 200
-    assert "must end in .png" in call(2, script_main, *options, "--output", "x.xyz")
+        options = shlex.split(line, comments=True)[2:]
+        call(0, *options, *more)
+    assert min(Image.open("prediction.png").size) > 200
+    assert "must end in .png" in call(2, *options, "--output", "x.xyz")
+
+
+@pytest.mark.parametrize("norm", script.NORMS)
+def test_a_run_is_drawn_beside_another_one(norm, trained, call):
+    output = call(0, *TINY, "--norm", norm, "--epochs", 1, "--beside", trained)
+    for name in script.NORMS["syncbn"], script.NORMS[norm]:
+        assert re.search(rf"validation mIoU 0\.\d+ with {name}", output)
+    run = Path("runs/digits-FastSCNN-" + norm)
+    assert Image.open(run / "predictions.png").size[0] == 1080
+    assert Image.open(run / "curves.png").size == (1200, 408)
 
 
 SMALL, LABEL = Image.new("L", (2, 2)), np.zeros((2, 2), np.uint8)
@@ -94,19 +114,22 @@ SMALL, LABEL = Image.new("L", (2, 2)), np.zeros((2, 2), np.uint8)
     "words, arguments",
     [
         ("a multiple of 32", ["--crop-size", 50]),
-        ("finds no device gpu(98)", ["--ctx", "gpu", "--num-devices", 99]),
-        ("Lower --lr", ["--lr", 2e9]),
-        ("none/images/train", ["--data-root", "none", "--class-names", "A,B"]),
+        ("epochs must be positive", ["--epochs", 0]),
+        ("gpu(", ["--ctx", "gpu", "--num-devices", 99]),
+        ("must be a folder, got none", ["--data-root", "none"]),
+        ("name at least 2 classes", ["--data-root", "."]),
+        ("images/train has no images", ["--data-root", ".", "--class-names", "A,B"]),
         ("has a run", ["--run-dir", "RUN"]),
-        ("is finished", ["--resume", "RUN"]),
+        ("Add --epochs 4", ["--resume", "RUN"]),
+        ("none/run.json", ["--beside", "none"]),
         ("run.json", "run.json"),
-        ("is damaged", "run-2.params"),
-        ("is damaged", "run-2.states"),
+        ("are damaged", "epoch-2.params"),
+        ("are damaged", "epoch-2.states"),
         ("cannot be read", (Image.new("1", (13500, 13500)), LABEL)),
         ("must have 8 bits", (Image.new("I;16", (2, 2), 500), LABEL)),
         ("--ignore-label", (SMALL, LABEL + 255)),
-        ("below 2, got 7", (SMALL, LABEL + 7)),
-        ("the shape (2, 2), got (1, 2)", (SMALL, LABEL[:1])),
+        ("values below 2", (SMALL, LABEL + 7)),
+        ("must have shape (2, 2)", (SMALL, LABEL[:1])),
     ],
 )
 def test_odd_input_is_an_error(words, arguments, trained, tmp_path, call):
@@ -118,7 +141,7 @@ def test_odd_input_is_an_error(words, arguments, trained, tmp_path, call):
         (run / arguments).write_bytes((run / arguments).read_bytes()[:-200])
         arguments = ["--resume", run, "--epochs", 3]
     before = {path.name: path.read_bytes() for path in run.iterdir()}
-    assert words in call(2, main, *TINY, *arguments)
+    assert words in call(2, *TINY, *arguments)
     assert before == {path.name: path.read_bytes() for path in run.iterdir()}
 
 
@@ -126,23 +149,42 @@ def test_odd_input_is_an_error(words, arguments, trained, tmp_path, call):
 def test_two_processes_train_like_two_contexts(tmp_path, monkeypatch, call):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     options = *TINY, "--images", "2", "--epochs", "1"  # a single step
-    call(0, main, *options, "--run-dir", tmp_path / "contexts")
+    call(0, *options, "--run-dir", tmp_path / "contexts")
     program = f"import runpy\nrunpy.run_path({SCRIPT!r}, run_name='__main__')"
     options = "--distributed", *options, "--num-devices", "1", "--run-dir", tmp_path
-    assert finish(start(2, program, *options, init="")).count("epoch 1:") == 1
-    found = mx.nd.load(str(tmp_path / "run-1.params"))
-    for name, right in mx.nd.load(str(tmp_path / "contexts/run-1.params")).items():
+    assert finish(start(2, program, *options, init="")).count("epoch 1 of 1:") == 1
+    found = mx.nd.load(str(tmp_path / "epoch-1.params"))
+    for name, right in mx.nd.load(str(tmp_path / "contexts/epoch-1.params")).items():
         np.testing.assert_allclose(found[name].asnumpy(), right.asnumpy(), 1e-5, 1e-5)
 
 
 def args(*options):
-    return model.Parser().settings(["--crop-size", "64", *map(str, options)])
+    options = ["--crop-size", "64", *map(str, options)]
+    return script.settings_parser().parse_args(options)
+
+
+@pytest.mark.parametrize("rows, ranks", [(13, 2), (13, 3), (9, 4), (3, 2)])
+def test_ranks_share_each_batch(rows, ranks, monkeypatch):
+    """All ranks train as many batches; a batch too small for them is left out."""
+    monkeypatch.setattr(script.distributed, "size", lambda: ranks)
+    seen = {True: [], False: []}
+    for rank in range(ranks):
+        monkeypatch.setattr(script.distributed, "rank", lambda rank=rank: rank)
+        for name in "train", "val":
+            split = script.Split(name, args("--images", rows, "--batch-size", 4))
+            seen[split.is_training].append(split.batches)
+    assert len({len(batches) for batches in seen[True]}) == 1
+    trained, evaluated = (sum(sum(s, []), []) for s in seen.values())
+    left_out = rows % 4 if rows % 4 < ranks else 0
+    assert len(set(trained)) == len(trained) == rows - left_out
+    assert sorted(evaluated) == list(range(rows))
 
 
 def test_crops_depend_on_the_epoch_and_keep_image_and_label_together():
-    split = data.open_split("train", args())
+    split = script.Split("train", args())
     first, _ = split[0]
-    for split.epoch in range(1, 20):
+    for epoch in range(1, 20):
+        split.start_epoch(epoch)
         image, label = split[0]
         assert not np.array_equal(image, first)
         brightest = image.max(axis=2).astype(float)
@@ -151,12 +193,8 @@ def test_crops_depend_on_the_epoch_and_keep_image_and_label_together():
 
 def test_folders(tmp_path):
     options = write_folder(tmp_path, Image.new("L", (4, 1)), np.uint8([[0, 1, 2, 255]]))
-    split = data.open_split("val", args(*options, "--ignore-label", 2))
-    assert split.load(split.items[0])[1].tolist() == [[0, 1, -1, -1]]
-    (tmp_path / "ImageSets/Segmentation").mkdir(parents=True)
-    (tmp_path / "ImageSets/Segmentation/val.txt").write_text("x\n")
-    pair = tmp_path / "JPEGImages/x.jpg", tmp_path / "SegmentationClass/x.png"
-    assert data.open_split("val", args(*options)).items == [pair]
+    split = script.Split("val", args(*options, "--ignore-label", 2))
+    assert split.data.load(split.items[0])[1].tolist() == [[0, 1, -1, -1]]
 
 
 def test_loss_and_scores_by_hand():
@@ -164,17 +202,23 @@ def test_loss_and_scores_by_hand():
     truth, predicted = [0, 0, 1, 1, -1, 0], [0, 1, 1, 1, 2, 0]
     x = mx.nd.array(np.log(1 + np.eye(3)[:, predicted]).reshape(1, 3, 6, 1))
     y = np.float32(truth).reshape(1, 6, 1)
-    net = model.NetWithLoss(lambda x: (x, x))
+    net = script.NetWithLoss(lambda x: (x, x))
     with autograd.record():  # the second output, an auxiliary one, weighs 0.4
         assert net(x, mx.nd.array(y)).asscalar() == pytest.approx(8.4 * np.log(2), 1e-5)
-    engine = model.Engine.__new__(model.Engine)
+    engine = script.Engine.__new__(script.Engine)
     engine.num_classes, engine.parallel = 3, lambda x, y: net(x, mx.nd.array(y))
-    expected = {"val_loss": 1.2 * np.log(2), "pixel_accuracy": 0.8, "mean_iou": 2 / 3}
+    expected = {"pixel_accuracy": 0.8, "mean_iou": 2 / 3}
     assert engine.evaluate([(x, y)] * 2) == pytest.approx(expected, 1e-5)
 
 
-@pytest.mark.parametrize("name", model.MODELS)
+@pytest.mark.parametrize("name", script.MODELS)
 def test_every_model_trains(name):
-    net = model.NetWithLoss(model.build_model(args("--model", name), 5, [mx.cpu()]))
+    net = script.NetWithLoss(script.build_model(args("--model", name), 5))
     loss = differentiate(net, mx.nd.zeros((2, 3, 64, 64)), mx.nd.zeros((2, 64, 64)))
     assert loss.shape == (2,) and np.isfinite(loss.asnumpy()).all()
+
+
+def test_classes_have_different_colours():
+    colours = script.painted(np.arange(-1, 22))
+    assert len(np.unique(colours, axis=0)) == 23
+    assert colours[0].tolist() == [1, 1, 1] and colours.max(axis=1).min() > 0.4

@@ -2,11 +2,13 @@
 //
 // A tile is a group of adjacent channels, which one or more blocks share. There are two kinds of
 // cuts. Planes: the tile is one channel, and all threads of a block traverse its planes (the inner
-// elements) together. Columns, mainly for small planes and channels last: the threads of a block
-// form rows and columns, and each thread traverses the outer axis. A slice is the part of a tile at
-// one outer index. A line is the vectors of one channel or of one column. A vector has 16 bytes if
-// all tensors are aligned to 16 bytes and planes (or, for columns, slices) are whole vectors.
-// Otherwise it has one element.
+// elements) together. Columns, for small planes and channels last: the threads of a block form rows
+// and columns, and each thread traverses the outer axis. A slice is the part of a tile at one outer
+// index. A line is the vectors of one channel or of one column.
+//
+// A vector has 16 bytes if all tensors are aligned to 16 bytes and, for columns, slices are whole
+// vectors. Otherwise it has one element. Vectors are aligned, also where a plane begins or ends
+// within a vector. Then the plane has only some of the vector's elements.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -31,19 +33,34 @@ struct Work {
   int offset;                   // elements of a slice before the thread's column
 };
 
+// A thread's next vector. It carries the plane, because dividing takes longer than a load.
+struct Walk {
+  int64_t i, end;    // the vector's number in the line
+  int64_t plane;     // elements of the tensor before the plane, or before the column's vector
+  int64_t in_plane;  // vectors of the plane before this one
+};
+
+// Where a vector begins, and a bit for each of its elements that the thread must use.
+struct Place {
+  int64_t at;
+  unsigned elements;
+};
+
 struct Cut {
   Layout layout;
   int width = 1, tile_channels = 1;  // elements of a vector, and channels of a tile
   bool columns = false;
+  bool has_edges = false;                // planes may begin or end within a vector
   int rows = kThreads, row_threads = 1;  // rows of threads in a block, and threads in a row
-  int64_t plane_vectors = 1;             // vectors in a plane; 1 for columns
+  int64_t plane_vectors = 1;             // most vectors that a plane touches; 1 for columns
   int64_t line = 0, step = 0;            // vectors in a line, and in a block's share of it
   int64_t tiles = 1, splits = 1;         // splits: blocks that share a tile
 
   SYNCBN_HOST_DEVICE Work At(unsigned block, int thread) const {
     Work work;
-    work.tile = static_cast<int>(block % tiles);
-    work.split = static_cast<int>(block / tiles);
+    const unsigned blocks = static_cast<unsigned>(tiles);
+    work.tile = static_cast<int>(block % blocks);
+    work.split = static_cast<int>(block / blocks);
     work.channel = static_cast<int64_t>(work.tile) * tile_channels;
     const int64_t left = layout.channels - work.channel;
     work.channels = static_cast<int>(left < tile_channels ? left : tile_channels);
@@ -56,16 +73,59 @@ struct Cut {
     return work;
   }
 
-  // Returns the offset in the tensor, in elements, of vector i of the thread's line.
-  SYNCBN_HOST_DEVICE int64_t OffsetOf(const Work& work, int64_t i) const {
-    const int64_t plane =
-        plane_vectors == 1 ? i : static_cast<int64_t>(uint64_t(i) / uint64_t(plane_vectors));
-    const int64_t in_plane = (i - plane * plane_vectors) * width + work.offset;
-    return (plane * layout.channels + work.channel) * layout.inner + in_plane;
+  SYNCBN_HOST_DEVICE Walk Begin(const Work& work) const {
+    const int64_t outer = Divide(work.begin, plane_vectors);
+    const int64_t plane = (outer * layout.channels + work.channel) * layout.inner + work.offset;
+    return {work.begin, work.end, plane, work.begin - outer * plane_vectors};
   }
 
-  SYNCBN_HOST_DEVICE int64_t ChannelOf(const Work& work, int in_vector) const {
-    return columns ? work.channel + (work.offset + in_vector) / layout.inner : work.channel;
+  // Returns the place of the next vector, and advances. Behind the last vector there are no
+  // elements. kWidth is `width`.
+  template <int kWidth>
+  SYNCBN_HOST_DEVICE Place Take(Walk* walk) const {
+    constexpr unsigned kAll = (1u << kWidth) - 1;
+    Place place{walk->plane + walk->in_plane * kWidth, walk->i < walk->end ? kAll : 0};
+    if (kWidth > 1 && has_edges) {
+      const int before = static_cast<int>(walk->plane & (kWidth - 1));
+      place.at -= before;
+      if (walk->in_plane == 0) place.elements &= kAll << before;
+      const int64_t left = walk->plane + layout.inner - place.at;
+      if (left < kWidth) place.elements &= left > 0 ? (1u << left) - 1 : 0;
+    }
+    walk->i += rows;
+    walk->plane += rows_planes;
+    walk->in_plane += rows_in_plane;
+    if (walk->in_plane >= plane_vectors) {
+      walk->in_plane -= plane_vectors;
+      walk->plane += layout.channels * layout.inner;
+    }
+    return place;
+  }
+
+  // Sets channels[j] to the channel of element j of the thread's vectors.
+  template <int kChannels>
+  SYNCBN_HOST_DEVICE void ChannelsOf(const Work& work, int64_t (&channels)[kChannels]) const {
+    const unsigned inner = static_cast<unsigned>(layout.inner);
+    unsigned channel = columns ? static_cast<unsigned>(work.offset) / inner : 0;
+    unsigned in_channel = columns ? static_cast<unsigned>(work.offset) - channel * inner : 0;
+    for (int j = 0; j < kChannels; ++j) {
+      channels[j] = work.channel + channel;
+      if (++in_channel == inner) {
+        in_channel = 0;
+        ++channel;
+      }
+    }
+  }
+
+  // Steps of a row of vectors, set by MakeCut: elements of whole planes, and vectors.
+  int64_t rows_planes = 0, rows_in_plane = 0;
+
+ private:
+  // Returns a / b, in 32 bits if they suffice, which is several times faster.
+  SYNCBN_HOST_DEVICE static int64_t Divide(int64_t a, int64_t b) {
+    if (b == 1) return a;
+    if (((a | b) >> 32) == 0) return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
+    return a / b;
   }
 };
 
@@ -78,8 +138,8 @@ inline Cut MakeCut(const Layout& layout, int bytes, bool aligned, int multiproce
   int64_t unit = 1;  // channels that together fill whole vectors
   for (int width : {aligned ? kVectorBytes / bytes : 1, 1}) {
     cut.width = width;
+    if (inner >= kMinPlane) break;
     for (unit = width; unit > 1 && unit / 2 * inner % width == 0;) unit /= 2;
-    if (inner >= kMinPlane && unit == 1) break;
     cut.columns = layout.channels % unit == 0 && unit * inner <= kThreads * width;
     if (cut.columns) break;
   }
@@ -90,10 +150,14 @@ inline Cut MakeCut(const Layout& layout, int bytes, bool aligned, int multiproce
     cut.row_threads = static_cast<int>(cut.tile_channels * inner / cut.width);
     cut.rows = kThreads / cut.row_threads;
   } else {
-    cut.plane_vectors = inner / cut.width;
+    cut.has_edges = inner % cut.width != 0;
+    // A plane touches most vectors if it begins at a vector's last element.
+    cut.plane_vectors = CeilDiv(inner + (cut.has_edges ? cut.width - 1 : 0), cut.width);
   }
   cut.tiles = CeilDiv(layout.channels, cut.tile_channels);
   if (layout.Size() == 0) return cut;
+  cut.rows_planes = cut.rows / cut.plane_vectors * layout.channels * inner;
+  cut.rows_in_plane = cut.rows % cut.plane_vectors;
   cut.line = layout.outer * cut.plane_vectors;
   const int64_t most = cut.tiles > kCounters ? 1 : CeilDiv(cut.line, cut.rows * kFewVectors);
   cut.splits = std::clamp<int64_t>(kBlocksEach * multiprocessors / cut.tiles, 1, most);

@@ -19,26 +19,26 @@ __global__ void __launch_bounds__(kThreads) MapKernel(Cut cut, ElementwisePass p
   const bool add = pass.mode == WriteMode::kAdd;
   const FusedActivation<A> activation(pass);
   Formula formulas[kChannels];
+  int64_t channels[kChannels];
+  cut.ChannelsOf(work, channels);
 #pragma unroll
-  for (int k = 0; k < kChannels; ++k) {
-    formulas[k].Begin(pass, activation, cut.ChannelOf(work, k));
-  }
-  for (int64_t i = work.begin; i < work.end; i += kUnroll * cut.rows) {
+  for (int k = 0; k < kChannels; ++k) formulas[k].Begin(pass, activation, channels[k]);
+  for (Walk walk = cut.Begin(work); walk.i < walk.end;) {
+    Place places[kUnroll];
     Vector<T, kWidth> in[kUnroll], dy[kUnroll] = {};
-    ReadVectors<Formula::kBackward>(pass, cut, work, i, in, dy);
+    ReadVectors<Formula::kBackward>(pass, cut, &walk, places, in, dy);
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      if (i + u * cut.rows >= work.end) continue;
-      const int64_t at = cut.OffsetOf(work, i + u * cut.rows);
+      if (places[u].elements == 0) continue;
       Vector<T, kWidth> out = {};
-      if (add) out = Read<T, kWidth>(pass.out, at);
+      if (add) out = Read<T, kWidth>(pass.out, places[u]);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
         const A value =
             formulas[j % kChannels].Of(activation, Load(in[u].values[j]), Load(dy[u].values[j]));
         out.values[j] = Store<T>(add ? Load(out.values[j]) + value : value);
       }
-      Write(pass.out, at, out);
+      Write(pass.out, places[u], out);
     }
   }
 }

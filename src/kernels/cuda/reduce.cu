@@ -2,9 +2,10 @@
 // to the workspace, and the last block to finish merges them in order, so that no bit is random.
 //
 // `Terms` has Begin(pass, activation, c, x), which receives a thread's first element of channel c;
-// Add(activation, x, dy, first, second), which adds an element's terms to two sums; Of(sums), which
-// returns a thread's contribution; Merge(a, b), which merges two contributions; Finish(pass, c,
-// all), which writes the results; kBackward, true if it reads dy; and kName, the name in errors.
+// Add(activation, x, dy, first, second), which adds an element's terms to two sums; Neutral(), an x
+// that with a dy of 0 adds nothing; Of(sums), which returns a thread's contribution; kHasOrigin,
+// true if contributions have an origin; Merge(a, b), which merges two contributions; Finish(pass,
+// c, all), which writes the results; kBackward, true if it reads dy; and kName, the name in errors.
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/passes.h"
 #include "kernels/cuda/tensor.cuh"
@@ -61,6 +62,43 @@ __device__ bool IsLast(unsigned* counter, unsigned blocks) {
   return last;
 }
 
+// The contributions of a block's threads. A Partial for each would be twice as large, and fewer
+// blocks would fit on a multiprocessor.
+template <typename T, int kSums, bool kHasOrigin>
+struct ThreadPartials {
+  double counts[kThreads], firsts[kThreads * kSums], seconds[kThreads * kSums];
+  Arithmetic<T> origins[kHasOrigin ? kThreads * kSums : 1];
+
+  __device__ void Set(int thread, int k, const Partial& own) {
+    const int i = thread * kSums + k;
+    counts[thread] = own.count;
+    firsts[i] = own.first;
+    seconds[i] = own.second;
+    if (kHasOrigin) origins[i] = static_cast<Arithmetic<T>>(own.origin);  // exact: an element
+  }
+  __device__ Partial Get(int i) const {
+    return {counts[i / kSums], firsts[i], seconds[i], kHasOrigin ? origins[i] : 0};
+  }
+};
+
+// Returns the first of the elements that a thread has read, or 0 if there is none.
+template <typename T, int kWidth, int kUnroll>
+__device__ T FirstElement(const Place (&places)[kUnroll], const Vector<T, kWidth> (&in)[kUnroll]) {
+  T first = in[0].values[0];
+  if (places[0].elements & 1) return first;
+#pragma unroll
+  for (int u = kUnroll - 1; u >= 0; --u) {
+#pragma unroll
+    for (int j = kWidth - 1; j >= 0; --j) {
+      if (places[u].elements >> j & 1) first = in[u].values[j];
+    }
+  }
+  return first;
+}
+
+// A double addition takes 32 to 64 times as long as a float addition on most GPUs.
+constexpr int kMostTerms = 32;
+
 // The compiler spills registers if it chooses this number itself.
 constexpr int kBlocksPerMultiprocessor = 3;
 
@@ -74,22 +112,36 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   const FusedActivation<A> activation(pass);
   Terms terms[kSums];
   Partial sums[kSums] = {};
-  int64_t vectors = 0;
-  for (int64_t i = work.begin; i < work.end; i += kUnroll * cut.rows) {
-    Vector<T, kWidth> in[kUnroll], dy[kUnroll] = {};
-    ReadVectors<Terms::kBackward>(pass, cut, work, i, in, dy);
-    if (i == work.begin) {
+  // Sums of at most kMostTerms elements have the data's arithmetic. All other sums are double.
+  constexpr int kTerms = kUnroll * (kWidth / kSums);
+  A first[kSums] = {}, second[kSums] = {};
+  int groups = 0;
+  int64_t elements = 0;  // that each sum has
+  for (Walk walk = cut.Begin(work); walk.i < walk.end;) {
+    Place places[kUnroll];
+    Vector<T, kWidth> in[kUnroll] = {}, dy[kUnroll] = {};
+    ReadVectors<Terms::kBackward>(pass, cut, &walk, places, in, dy);
+    if (elements == 0) {
+      int64_t channels[kSums];
+      cut.ChannelsOf(work, channels);
 #pragma unroll
       for (int k = 0; k < kSums; ++k) {
-        terms[k].Begin(pass, activation, cut.ChannelOf(work, k), in[0].values[k]);
+        const T x = kSums == 1 ? FirstElement(places, in) : in[0].values[k];
+        terms[k].Begin(pass, activation, channels[k], x);
       }
     }
-    // Sums of a few elements have the data's arithmetic. All other sums are double.
-    A first[kSums] = {}, second[kSums] = {};
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      if (i + u * cut.rows >= work.end) continue;
-      ++vectors;
+      if (places[u].elements == 0) continue;
+      elements += kWidth / kSums;
+      if (places[u].elements != kAllElements<kWidth>) {
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) {
+          if (places[u].elements >> j & 1) continue;
+          in[u].values[j] = terms[j % kSums].Neutral();  // dy is 0
+          --elements;
+        }
+      }
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
         const int k = j % kSums;
@@ -97,19 +149,26 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
                      &second[k]);
       }
     }
+    if (++groups < kMostTerms / kTerms && walk.i < walk.end) continue;
+    groups = 0;
 #pragma unroll
     for (int k = 0; k < kSums; ++k) {
       sums[k].first += first[k];
       sums[k].second += second[k];
+      first[k] = second[k] = 0;
     }
   }
 
-  __shared__ Partial tile[kThreads * kSums];  // kSums contributions of each thread
-  __shared__ Partial shared[kThreads];
+  // All threads read `threads` before any thread writes `groups`.
+  __shared__ union {
+    ThreadPartials<T, kSums, Terms::kHasOrigin> threads;
+    Partial groups[kThreads];
+  } shared;
 #pragma unroll
   for (int k = 0; k < kSums; ++k) {
-    sums[k].count = static_cast<double>(vectors * (kWidth / kSums));
-    tile[threadIdx.x * kSums + k] = vectors > 0 ? terms[k].Of(sums[k]) : sums[k];
+    sums[k].count = static_cast<double>(elements);
+    const Partial own = elements > 0 ? terms[k].Of(sums[k]) : sums[k];
+    shared.threads.Set(static_cast<int>(threadIdx.x), k, own);
   }
   __syncthreads();
   const int stride = cut.row_threads * kSums;  // contributions of a row of threads
@@ -122,7 +181,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   };
   MergeByChannel<Terms>(
       work.channels, cut.rows * inner,
-      [&](int channel, int i) { return tile[i / inner * stride + channel * inner + i % inner]; },
+      [&](int channel, int i) {
+        return shared.threads.Get(i / inner * stride + channel * inner + i % inner);
+      },
       [&](int channel, const Partial& all) {
         if (cut.splits == 1) {
           finish(channel, all);
@@ -130,7 +191,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
           *partial_of(channel, work.split) = all;
         }
       },
-      shared);
+      shared.groups);
   if (cut.splits == 1) return;
   if (!IsLast(workspace.counters + work.tile, static_cast<unsigned>(cut.splits))) return;
   MergeByChannel<Terms>(
@@ -140,7 +201,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
         const volatile Partial* const partial = partial_of(channel, split);
         return {partial->count, partial->first, partial->second, partial->origin};
       },
-      finish, shared);
+      finish, shared.groups);
 }
 
 template <template <typename> typename Terms>
@@ -169,13 +230,14 @@ template <typename T>
 struct MomentTerms {
   using A = Arithmetic<T>;
   static constexpr char kName[] = "LocalMoments";
-  static constexpr bool kBackward = false;
+  static constexpr bool kBackward = false, kHasOrigin = true;
   A shift;
 
   __device__ void Begin(const ReductionPass& /*pass*/, const FusedActivation<A>& /*activation*/,
                         int64_t /*c*/, T x) {
     shift = Load(x);
   }
+  __device__ T Neutral() const { return Store<T>(shift); }
   __device__ void Add(const FusedActivation<A>& /*activation*/, A x, A /*dy*/, A* first,
                       A* second) const {
     const A u = x - shift;
@@ -209,13 +271,14 @@ template <typename T>
 struct GradientTerms {
   using A = Arithmetic<T>;
   static constexpr char kName[] = "BackwardSums";
-  static constexpr bool kBackward = true;
+  static constexpr bool kBackward = true, kHasOrigin = false;
   Affine<A> to_z;
 
   __device__ void Begin(const ReductionPass& pass, const FusedActivation<A>& activation, int64_t c,
                         T /*x*/) {
     to_z = activation.MakeToZ(pass, c);
   }
+  __device__ T Neutral() const { return Store<T>(0); }
   __device__ void Add(const FusedActivation<A>& activation, A saved, A dy, A* first,
                       A* second) const {
     A centered, dz;

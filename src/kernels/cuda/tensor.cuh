@@ -50,6 +50,9 @@ struct alignas(sizeof(T) * kWidth) Vector {
 template <typename T>
 constexpr int kWide = kVectorBytes / sizeof(T);
 
+template <int kWidth>
+constexpr unsigned kAllElements = (1u << kWidth) - 1;
+
 // Bypasses the first-level cache, because each element is read once.
 template <typename T, int kWidth>
 __device__ Vector<T, kWidth> Read(const void* tensor, int64_t at) {
@@ -65,21 +68,40 @@ __device__ Vector<T, kWidth> Read(const void* tensor, int64_t at) {
 }
 
 template <typename T, int kWidth>
-__device__ void Write(void* tensor, int64_t at, const Vector<T, kWidth>& vector) {
-  *reinterpret_cast<Vector<T, kWidth>*>(static_cast<T*>(tensor) + at) = vector;
+__device__ Vector<T, kWidth> Read(const void* tensor, const Place& place) {
+  if (place.elements == kAllElements<kWidth>) return Read<T, kWidth>(tensor, place.at);
+  Vector<T, kWidth> vector = {};
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) {
+    if (place.elements >> j & 1) vector.values[j] = Read<T, 1>(tensor, place.at + j).values[0];
+  }
+  return vector;
 }
 
-// Reads the next kUnroll vectors of a thread, from vector i on.
+template <typename T, int kWidth>
+__device__ void Write(void* tensor, const Place& place, const Vector<T, kWidth>& vector) {
+  T* const to = static_cast<T*>(tensor) + place.at;
+  if (place.elements == kAllElements<kWidth>) {
+    *reinterpret_cast<Vector<T, kWidth>*>(to) = vector;
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) {
+    if (place.elements >> j & 1) to[j] = vector.values[j];
+  }
+}
+
+// Reads a thread's next kUnroll vectors. Elements that are not the thread's are 0.
 template <bool kBackward, typename T, int kWidth, int kUnroll>
-__device__ inline void ReadVectors(const PassInput& pass, const Cut& cut, const Work& work,
-                                   int64_t i, Vector<T, kWidth> (&in)[kUnroll],
+__device__ inline void ReadVectors(const PassInput& pass, const Cut& cut, Walk* walk,
+                                   Place (&places)[kUnroll], Vector<T, kWidth> (&in)[kUnroll],
                                    Vector<T, kWidth> (&dy)[kUnroll]) {
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
-    if (i + u * cut.rows >= work.end) continue;
-    const int64_t at = cut.OffsetOf(work, i + u * cut.rows);
-    in[u] = Read<T, kWidth>(pass.in, at);
-    if (kBackward) dy[u] = Read<T, kWidth>(pass.dy, at);
+    places[u] = cut.Take<kWidth>(walk);
+    if (places[u].elements == 0) continue;
+    in[u] = Read<T, kWidth>(pass.in, places[u]);
+    if (kBackward) dy[u] = Read<T, kWidth>(pass.dy, places[u]);
   }
 }
 

@@ -1,7 +1,5 @@
 // The backend of a GPU. Kernels write moments and sums directly to pinned memory. The host waits
 // for these numbers, and waits again at the end of each forward or backward call.
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -11,6 +9,7 @@
 
 #include "core/error.h"
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/driver.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/passes.h"
 #include "op/backend.h"
@@ -18,19 +17,24 @@
 namespace syncbn {
 namespace {
 
-// Functions of the driver, looked up at run time because the library must load without a driver.
 struct Driver {
-  int (*GetCurrent)(void** context) = nullptr;
-  int (*SetCurrent)(void* context) = nullptr;
+  int (*GetCurrent)(void** context) = Find<int(void**)>("cuCtxGetCurrent");
+  int (*SetCurrent)(void* context) = Find<int(void*)>("cuCtxSetCurrent");
 
+  // The other functions fail until somebody in the process has called cuInit.
   Driver() {
-    if (void* const library = dlopen("libcuda.so.1", RTLD_LAZY)) {
-      GetCurrent = reinterpret_cast<int (*)(void**)>(dlsym(library, "cuCtxGetCurrent"));
-      SetCurrent = reinterpret_cast<int (*)(void*)>(dlsym(library, "cuCtxSetCurrent"));
+    const auto init = Find<int(unsigned)>("cuInit");
+    if (const int status = init(0)) {
+      throw DeviceError(Concat("CUDA: cuInit failed with error ", status));
     }
-    if (GetCurrent == nullptr || SetCurrent == nullptr) {
-      throw DeviceError("CUDA: libcuda.so.1, NVIDIA's driver, cannot be loaded");
+  }
+
+  template <typename Function>
+  static Function* Find(const char* name) {
+    if (void* const function = cuda::DriverFunction(name)) {
+      return reinterpret_cast<Function*>(function);
     }
+    throw DeviceError("CUDA: libcuda.so.1, NVIDIA's driver, cannot be loaded");
   }
 };
 

@@ -56,8 +56,6 @@ struct cudaDeviceProp {
 typedef struct CUevent_st* cudaEvent_t;
 typedef struct CUstream_st* cudaStream_t;
 
-extern "C" int* emulated_device();  // driver.c
-
 namespace emulated {
 
 constexpr int kMultiprocessors = 3;
@@ -70,8 +68,11 @@ inline cudaError_t Call() {
   return calls_left-- == 0 ? cudaErrorMemoryAllocation : cudaSuccess;
 }
 
+inline thread_local int device = -1;
+inline std::atomic<int> launches{0}, waits{0};  // kernels, and waits for streams
+
 // The thread's current device, or -1.
-inline int& Device() { return *emulated_device(); }
+inline int& Device() { return device; }
 
 inline cudaStream_t StreamOf(int device) {
   return reinterpret_cast<cudaStream_t>(static_cast<intptr_t>(device + 1));
@@ -148,7 +149,10 @@ inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   *stream = emulated::StreamOf(emulated::Device());
   return emulated::Call();
 }
-inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return emulated::Call(); }
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) {
+  ++emulated::waits;
+  return emulated::Call();
+}
 
 inline cudaError_t cudaEventCreate(cudaEvent_t* event) {
   *event = nullptr;

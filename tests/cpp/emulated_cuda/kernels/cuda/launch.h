@@ -12,6 +12,7 @@ void Launch(const char* name, int64_t blocks, int threads, cudaStream_t stream,
             Parameters... arguments) {
   emulated::CheckStream(stream);
   Check(emulated::Call(), name);
+  ++emulated::launches;
   emulated::Run(static_cast<unsigned>(blocks), static_cast<unsigned>(threads),
                 [&] { kKernel(arguments...); });
 }

@@ -1,0 +1,404 @@
+"""The life of a net: what a program does with a net, on one device or on several.
+
+Each method of Life is one thing that programs do. It returns arrays for comparisons.
+"""
+
+import copy
+from tempfile import NamedTemporaryFile
+
+import gluon_syncbn
+from gluon_syncbn import (
+    convert_sync_batchnorm,
+    freeze_statistics,
+    make_parallel,
+    recompute_statistics,
+    revert_parallel,
+    revert_sync_batchnorm,
+)
+from gluon_syncbn.layer.finding import unsynchronized_layers
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+from support.blocks import move
+from support.helpers import MODES, set_mode, summed_grad
+from support.nets import array, dense, started
+
+X = [[1.0, 2], [3, 5], [-1, 2], [0, 1], [4, -2], [2, 2], [-2, 1]]
+# A large epsilon keeps the norm from amplifying rounding errors.
+NORM = {"in_channels": 2, "momentum": 0.75, "epsilon": 0.5}
+
+
+class StatisticsInForward(nn.BatchNorm):
+    """MXNet's BatchNorm that updates its running statistics in forward, as ours does.
+
+    MXNet updates them in backward, so without a backward they would stay, and the last
+    of several calls would come first.
+    """
+
+    collected = None  # a list of inputs while statistics are recomputed
+
+    def forward(self, x):
+        statistics = [p.data() for p in (self.running_mean, self.running_var)]
+        uses_batch = autograd.is_training() or self.collected is not None
+        uses_batch = uses_batch and not self._kwargs["use_global_stats"]
+        inputs = x, self.gamma.data(), self.beta.data(), *(s.copy() for s in statistics)
+        with autograd.train_mode() if uses_batch else autograd.predict_mode():
+            y = mx.nd.BatchNorm(*inputs, **self._kwargs)
+        if self.collected is not None and uses_batch:
+            self.collected.append(x)
+        elif uses_batch:
+            momentum = self._kwargs["momentum"]
+            self.write([momentum * s for s in statistics], 1 - momentum, x.detach())
+        return y
+
+    def write(self, former, weight, x):
+        with autograd.pause():
+            mean = x.mean(axis=0)
+            var = ((x - mean) ** 2).mean(axis=0)
+            self.running_mean.set_data(former[0] + weight * mean)
+            self.running_var.set_data(former[1] + weight * var)
+
+
+class Body(gluon.Block):
+    """A net whose forward can fail on one context."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.failing, self.layers = None, nn.HybridSequential()
+        self.layers.add(dense(), norm, dense(), nn.Activation("tanh"))
+
+    def forward(self, x):
+        if x.context == self.failing:
+            raise ArithmeticError
+        return self.layers(x)
+
+
+class Ramp(mx.init.Initializer):
+    def _init_weight(self, name, data):
+        data[:] = np.linspace(-1, 1.25, data.size).reshape(data.shape)
+
+
+# Calls of a net in the scope of record. Each returns a list of outputs.
+
+
+def _target(net, other, x, scope):
+    with scope():
+        target = net(x)
+    return [net(x) - target.detach()]
+
+
+CALLS = {
+    "once": lambda net, other, x: [net(x)],
+    "twice": lambda net, other, x: [net(x), net(x[:1] * 2)],
+    "chain": lambda net, other, x: [net(other(x))],
+    "chain and one": lambda net, other, x: [net(other(x)), net(x)],
+    "own output": lambda net, other, x: [net(net(x))],
+    "followed": lambda net, other, x: [other(net(x)), other(x)],
+    "own target": lambda *given: _target(*given, autograd.predict_mode),
+    "paused target": lambda *given: _target(*given, autograd.pause),
+}
+LOSSES = "sum", "list", "each row", "given gradients", "penalty"
+GRADIENTS = "kept as is", "grad", "list_grad", "attribute", "clip", "zero_grad"
+WRITES = (
+    *("data", "of the first context", "list_data", "other current context"),
+    *("set_data", "kept arrays", "load"),
+)
+
+
+class Life:
+    """Nets, their trainer, and what the program has kept of them.
+
+    `contexts` is None for the program of one device, which knows no parallel nets.
+    """
+
+    def __init__(self, contexts):
+        self.is_one, self.contexts = contexts is None, contexts or [mx.cpu(0)]
+        self.net = started(Body(self._norm()), contexts)
+        self.other = started(dense(), contexts, seed=2)
+        self.is_parallel, self.mode = not self.is_one, "imperative"
+        self.kept, self.states = [], None
+        self.renew_trainer("sgd")
+
+    def _norm(self):
+        return (StatisticsInForward if self.is_one else nn.BatchNorm)(**NORM)
+
+    def nets(self):
+        return self.net, self.other
+
+    def parameters(self):
+        return [p for net in self.nets() for p in net.collect_params().values()]
+
+    def learned(self):
+        return [p for p in self.parameters() if not p.name.endswith(("mean", "var"))]
+
+    def trained(self):
+        return [p for p in self.learned() if p.grad_req != "null"]
+
+    def updates_in_backward(self):
+        """Return True if layers are MXNet's own, with statistics of their own order."""
+        return bool(unsynchronized_layers(self.net)) and not self.is_parallel
+
+    # ---- Calls.
+
+    def train(self, call, loss, rows, inputs, gradients, *flags):
+        has_two_scopes, trains, steps, looks = flags
+        x = array(X[:rows])
+        if inputs:
+            x.attach_grad(inputs)
+            x.grad[:] = 0.25
+        found = [self.net(x)] if looks else []
+        outputs = []
+        for factor in (1, 0.5)[: 1 + has_two_scopes]:
+            with autograd.record(train_mode=trains):
+                outputs += CALLS[call](self.net, self.other, x * factor)
+                heads, head_gradients = self._heads(outputs, loss)
+        autograd.backward(heads, head_gradients, train_mode=trains)
+        self._change_gradients(gradients)
+        if steps:
+            self.trainer.step(1, ignore_stale_grad=True)
+        found += [*outputs, *heads]
+        return found + [x.grad] if inputs else found
+
+    def _heads(self, outputs, loss):
+        if loss == "given gradients":
+            return outputs, [y.detach() + 1 for y in outputs]
+        losses = [(y**2).sum() for y in outputs]
+        if loss == "each row":
+            losses = [(y[k] ** 2).sum() for y in outputs for k in range(len(y))]
+        if loss == "penalty":
+            losses += [(p.data() ** 2).sum() for p in self.trained()]
+        if loss != "sum":
+            return losses, None
+        return [sum(losses[1:], losses[0])], None
+
+    def _change_gradients(self, road):
+        gradients = [p.grad() for p in self.trained()]
+        if road == "list_grad":
+            gradients = [p.list_grad()[0] for p in self.trained()]
+        elif road == "attribute":
+            gradients = [p.data().grad for p in self.trained()]
+        elif road == "zero_grad":
+            for net in self.nets():
+                net.collect_params().zero_grad()
+        if road == "clip":
+            norm = sum((g**2).sum().asscalar() for g in gradients) ** 0.5
+            for g in gradients:
+                g *= 0.5 / (1 + norm)
+        elif road not in ("kept as is", "zero_grad"):
+            for g in gradients:
+                g[:] = g * 0.5
+
+    def predict(self, rows, count):
+        return [self.net(self.other(array(X[k : k + rows]))) for k in range(count)]
+
+    def adapt(self, rows):
+        """Call the net in training mode without recording, and then predict."""
+        with autograd.train_mode():
+            found = [self.net(array(X[:rows]))]
+        return [*found, self.net(array(X))]
+
+    def read(self):
+        """Return what a program sees of each array on the last context."""
+        last, parameters = self.contexts[-1], self.parameters()
+        found = [p.data(last) for p in parameters]
+        found += [array for p in parameters for array in p.list_data()[-1:]]
+        return found + list(map(summed_grad, self.trained()))
+
+    def fail(self):
+        """Let a device fail while others wait for it, and recover."""
+        self.net.failing = self.contexts[-1]
+        failed = False
+        try:
+            with autograd.record():
+                self.net(array(X))
+        except ArithmeticError:
+            failed = True
+        self.net.failing = None
+        if not self.is_one:
+            gluon_syncbn.recover()
+        assert failed
+        return []
+
+    # ---- Changes of parameters.
+
+    def keep(self):
+        self.kept = [p.data() for p in self.learned()]
+        return []
+
+    def write(self, road):
+        if road == "kept arrays":
+            self._scale(self.kept)
+        elif road == "set_data":
+            for p in self.learned():
+                p.set_data(p.data() * 0.75 + 0.125)
+        elif road == "load":
+            with NamedTemporaryFile() as file:
+                self.net.save_parameters(file.name)
+                self._scale([p.data() for p in self.learned()])
+                self.net.load_parameters(file.name)
+        elif road == "list_data":
+            self._scale([p.list_data()[0] for p in self.learned()])
+        elif road == "of the first context":
+            self._scale([p.data(self.contexts[0]) for p in self.learned()])
+        else:
+            current = mx.cpu(1) if road == "other current context" else mx.cpu(0)
+            with current:
+                self._scale([p.data() for p in self.learned()])
+        return []
+
+    def _scale(self, arrays):
+        for data in arrays:
+            data[:] = data * 0.75 + 0.125
+
+    def initialize(self):
+        for net in self.nets():
+            net.initialize(Ramp(), force_reinit=True)
+        self.kept = []
+        return []
+
+    def reset_ctx(self):
+        for net in self.nets():
+            net.collect_params().reset_ctx(self.contexts)
+        self.kept = []
+        return []
+
+    def set_grad_req(self, number, grad_req):
+        """Set grad_req of a parameter; the first one always has a gradient."""
+        learned = self.learned()
+        parameter = learned[number % len(learned)]
+        # MXNet 1.6 does not add the gradients of its own BatchNorm.
+        is_norm = parameter.name.endswith(("gamma", "beta"))
+        refused = "null" if parameter is learned[0] else "add" if is_norm else ""
+        if grad_req != refused:
+            parameter.grad_req = grad_req
+        return []
+
+    def accumulate(self, grad_req):
+        for parameter in self.trained():
+            if len(parameter.shape) == 2:
+                parameter.grad_req = grad_req
+        return []
+
+    # ---- Trainers.
+
+    def renew_trainer(self, optimizer, **options):
+        settings = {"learning_rate": 2**-7, "momentum": 0.5}
+        parameters = self.parameters()  # MXNet would sort a dict by names
+        self.trainer = gluon.Trainer(parameters, optimizer, settings, **options)
+        return []
+
+    def set_learning_rate(self, rate):
+        self.trainer.set_learning_rate(rate)
+        return []
+
+    def save_states(self):
+        with NamedTemporaryFile() as file:
+            self.trainer.save_states(file.name)
+            self.states = file.read()
+        return []
+
+    def load_states(self):
+        with NamedTemporaryFile() as file:
+            file.write(self.states)
+            file.flush()
+            self.trainer.load_states(file.name)
+        return []
+
+    # ---- Changes of nets.
+
+    def hybridize(self, mode):
+        if not self.is_one:
+            self.mode = mode
+            self.net.hybridize(active=False)
+            if MODES[mode] is not None:
+                set_mode(self.net, mode)
+        return []
+
+    def move(self, contexts, is_parallel, reverts_norms, keeps_states):
+        """Move to `contexts`, parallel or not, and make a new trainer."""
+        if keeps_states:
+            self.save_states()
+        self.kept = []
+        if not self.is_one:
+            for net in self.nets() if self.is_parallel else ():
+                revert_parallel(net)
+            self.contexts, self.is_parallel = contexts, is_parallel
+            if reverts_norms:
+                revert_sync_batchnorm(self.net)
+        for net in self.nets():
+            if self.is_parallel:
+                make_parallel(net, contexts, reset_ctx=True)
+            else:
+                move(net, self.contexts)
+        if not self.is_one and not is_parallel:
+            # MXNet's own faults: static_shape with other arrays, statistics too late.
+            is_right = self.mode != "static_shape" and not self.updates_in_backward()
+            self.hybridize(self.mode if is_right else "imperative")
+        self.renew_trainer("sgd")
+        return self.load_states() if keeps_states else []
+
+    def make_parallel_again(self):
+        if not self.is_one:
+            for net in self.nets():
+                revert_parallel(net)
+                make_parallel(net, self.contexts)
+        return []
+
+    def convert(self):
+        return self._unless_one(convert_sync_batchnorm)
+
+    def revert_norms(self):
+        return self._unless_one(revert_sync_batchnorm)
+
+    def _unless_one(self, change):
+        if not self.is_one:
+            change(self.net)
+        return []
+
+    def _norms(self):
+        return [x for x in self.net.layers if isinstance(x, StatisticsInForward)]
+
+    def freeze(self, frozen):
+        if not self.is_one:
+            freeze_statistics(self.net, frozen)
+        for norm in self._norms():
+            norm._kwargs["use_global_stats"] = frozen
+        return []
+
+    def recompute(self, sizes):
+        batches = [array(X[:rows]) * (1 + k) for k, rows in enumerate(sizes)]
+        if not self.is_one:
+            recompute_statistics(self.net, batches)
+            return []
+        for norm in self._norms():
+            norm.collected = []
+        for x in batches:
+            self.net(x)
+        for norm in self._norms():
+            if norm.collected:
+                norm.write((0, 0), 1, mx.nd.concat(*norm.collected, dim=0))
+            norm.collected = None
+        return []
+
+    def add_layer(self, is_norm, trains):
+        """Add a layer, whose parameters belong to the net from the next call on."""
+        layer = self._norm() if is_norm else dense()
+        layer.cast("float64")
+        layer.initialize(Ramp(), ctx=self.contexts)
+        self.net.layers.add(layer)
+        self.states = None
+        self.renew_trainer("sgd")
+        return self.adapt(len(X)) if trains else self.predict(len(X), 1)
+
+    def copy(self, goes_on):
+        """Predict with a deep copy, and continue with the copy if `goes_on`."""
+        twin, x = copy.deepcopy(self.net), array(X)
+        if goes_on:
+            self.net, twin = twin, self.net
+            self.kept = []
+            move(self.net, self.contexts)  # Gluon's copies have no gradients
+            self.renew_trainer("sgd")
+        return [twin(x), self.net(x)]
