@@ -54,6 +54,7 @@ with warnings.catch_warnings():
         if not hasattr(np, _name):
             setattr(np, _name, _value)
 
+
 class _OnnxMapping:
     """Finds onnx.mapping if onnx lacks this module, which MXNet's export imports."""
 
@@ -72,7 +73,7 @@ class _OnnxMapping:
         module.TENSOR_TYPE_TO_NP_TYPE = {n: dtype for dtype, n in numbers.items()}
 
 
-sys.meta_path.append(_OnnxMapping())  # type: ignore[arg-type]  # last: onnx's own wins
+sys.meta_path.append(_OnnxMapping())  # last: onnx's own module wins
 
 # isort: split
 try:

@@ -116,10 +116,11 @@ def recompute_statistics(
     check_block("net", net)
     is_array = isinstance(batches, (mx.nd.NDArray, np.ndarray))
     if is_array or not hasattr(batches, "__iter__"):
-        found = f"an array of shape {batches.shape}" if is_array else short_repr(batches)
+        shape = getattr(batches, "shape", None)
+        found = f"an array of shape {shape}" if is_array else short_repr(batches)
         raise TypeError(
-            f"batches must be an iterable of batches, got {found}. Pass a DataLoader, or "
-            "[x] for one batch x."
+            f"batches must be an iterable of batches, got {found}. Pass a DataLoader, "
+            "or [x] for one batch x."
         )
     if steps is not None:
         check_int("steps", steps, minimum=1)

@@ -9,7 +9,7 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import nn
 
-from ..arguments import check_bool, check_int, check_type, comma_list, check_keywords
+from ..arguments import check_bool, check_int, check_keywords, check_type, comma_list
 from ..compat import IS_GLUON_2
 from ..mxnet_private.blocks import call_with_parameters, is_traced, traced_block
 from ..mxnet_private.parameters import contexts_of

@@ -13,7 +13,7 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import nn
 
-from ..arguments import check_block, check_bool, check_int, comma_list, check_keywords
+from ..arguments import check_block, check_bool, check_int, check_keywords, comma_list
 from ..compat import IS_GLUON_2
 from ..mxnet_private.blocks import (
     forget_graphs_with,

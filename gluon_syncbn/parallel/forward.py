@@ -248,6 +248,6 @@ def check_not_parallel(net: Any, function: str) -> None:
     if is_parallel(net):
         raise ValueError(
             f"net must not be parallel yet for {function}, got a net over "
-            f"{comma_list(net.devices.contexts)}. Call the net with the whole batch, or "
-            "call revert_parallel(net) first."
+            f"{comma_list(net.devices.contexts)}. Call the net with the whole batch, "
+            "or call revert_parallel(net) first."
         )
