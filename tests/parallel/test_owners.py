@@ -164,7 +164,7 @@ def test_a_step_after_a_net_was_reverted_sums_the_gradient_once():
 
 
 def test_gradients_of_a_map_with_replaced_arrays():
-    """In a map MXNet's graphs write gradients themselves, and a Trainer sums them."""
+    """MXNet writes the gradients of a map itself, and a Trainer sums them."""
     results = []
     for contexts, mode in (cpus(2), "static_shape"), (None, "imperative"):
         net = started(Net(dense(), dense()), contexts, mode)
