@@ -163,7 +163,8 @@ TEST(TimesOfWaits) {
   std::thread waits(
       [&] { rank.Contribute(rank.ContributionOf(0), std::make_unique<Ticket>().get()); });
   while (rank.LongestWait() < 0.01) std::this_thread::yield();
-  rank.Call({1});
+  Ticket ticket;
+  rank.Begin(rank.ContributionOf(1), &ticket);
   waits.join();
   CHECK(rank.WaitSeconds(rank.layers[0], Cpu(0)) >= 0.01);
   CHECK_EQ(rank.WaitSeconds(rank.layers[0], Cpu(1)), 0.0);

@@ -48,6 +48,8 @@ def test_native(sanitizer, tmp_path, request):
     if sanitizer == "thread" or (sanitizer and not FULL):
         # Even with FULL, the thread sanitizer cannot follow the emulated GPU's fibers.
         targets = TESTS - EMULATED
+    if sanitizer == "thread":  # it has one thread, and would take minutes
+        targets = targets - {"test_schedules"}
     if targets != TESTS:
         # Run test_kernels once only, with the best instruction set that was built.
         excluded = ["-E", "|".join(["_(generic|avx2)", *(TESTS - targets)])]
