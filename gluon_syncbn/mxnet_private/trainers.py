@@ -11,7 +11,7 @@ import mxnet as mx
 
 from .arrays import write_sum
 from .owners import ParallelParameter, mark_copies_fresh
-from .parameters import copy_to_others, trainer_of
+from .parameters import copy_to_others, is_fresh, mark_fresh, trainer_of
 
 parameters_of = attrgetter("_params")  # ordered by the optimizer's index
 updates_on_kvstore = attrgetter("_update_on_kvstore")  # False: on each device
@@ -108,11 +108,18 @@ def gradients_of(trainer: mx.gluon.Trainer) -> list:
 
 
 def sum_gradients(parameters: Iterable) -> None:
-    """Sum the gradients of a `Devices.map`, in which each device has its own."""
+    """Sum gradients that MXNet has written, in a `Devices.map` for each device.
+
+    A copy that MXNet has not written since the last step may be an old sum.
+    """
     for parameter in parameters:
         if parameter._grad and not parameter.is_summed:
-            write_sum(parameter._grad, parameter._grad[0])
-            copy_to_others(parameter._grad[0], parameter._grad)
+            pairs = list(zip(parameter._data, parameter._grad))
+            written = [gradient for data, gradient in pairs if is_fresh(data)]
+            if written:
+                write_sum(written, parameter._grad[0])
+                copy_to_others(parameter._grad[0], parameter._grad)
+                mark_fresh(parameter._data)
 
 
 def mark_used(parameters: Iterable) -> None:

@@ -4,8 +4,11 @@ A life is a random order of what programs do with a net. After each step outputs
 parameters, statistics and gradients are compared with plain MXNet on one device, run
 imperatively in float64. Then the program of one device gets the compared values, so
 each step is compared by itself. hypothesis reduces a life that differs, and prints its
-steps. The 100 lives are always the same. GLUON_SYNCBN_REPEAT=10 runs 1000 random lives.
+steps. The 100 lives are always the same. GLUON_SYNCBN_LIVES=1000 runs as many random
+lives.
 """
+
+import os
 
 import gluon_syncbn
 from gluon_syncbn.native import failures
@@ -22,7 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from support.blocks import gluon_1_only
-from support.helpers import MODES, cpus, repetitions
+from support.helpers import MODES, cpus
 from support.lives import CALLS, GRADIENTS, LOSSES, WRITES, Life
 from support.nets import assert_same
 
@@ -210,12 +213,15 @@ class Lives(RuleBasedStateMachine):
 
 
 @gluon_1_only("nets of Gluon 2 hold weak references, which are not copied")
-@pytest.mark.timeout(400 * repetitions())
+COUNT = int(os.environ.get("GLUON_SYNCBN_LIVES", "100"))
+
+
+@pytest.mark.timeout(4 * COUNT)
 def test_lives():
     options = settings(
-        max_examples=100 * repetitions(),
+        max_examples=COUNT,
         stateful_step_count=20,
-        derandomize=repetitions() == 1,
+        derandomize=COUNT == 100,
         database=None,
         deadline=None,
         suppress_health_check=list(HealthCheck),

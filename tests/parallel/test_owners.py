@@ -190,3 +190,13 @@ def test_a_call_waits_for_predictions_before_it_copies():
     with autograd.record():
         y = net(ONES)
     assert (y.asnumpy() == 2).all()
+
+
+def test_gradients_of_parameters_that_only_a_penalty_reads():
+    """No call of the net has made the first device's gradient the sum of all."""
+    net = one_weight(cpus(2))
+    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.25})
+    for weight in 0.5, 0.25, 0.125:
+        differentiate(lambda: net.weight.data() ** 2)
+        trainer.step(1)
+        assert net.weight.data().asnumpy() == weight
