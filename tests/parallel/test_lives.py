@@ -29,6 +29,7 @@ from support.helpers import MODES, cpus
 from support.lives import CALLS, GRADIENTS, LOSSES, WRITES, Life
 from support.nets import assert_same
 
+COUNT = int(os.environ.get("GLUON_SYNCBN_LIVES", "100"))
 one_of, rows, flag = st.sampled_from, st.integers(1, 7), st.booleans()
 # Contexts in their order. MXNet's current context, cpu(0), is not always the first one.
 PLACES = cpus(2), cpus(1), cpus(3), cpus(2, first=1), cpus(2)[::-1]
@@ -213,9 +214,6 @@ class Lives(RuleBasedStateMachine):
 
 
 @gluon_1_only("nets of Gluon 2 hold weak references, which are not copied")
-COUNT = int(os.environ.get("GLUON_SYNCBN_LIVES", "100"))
-
-
 @pytest.mark.timeout(4 * COUNT)
 def test_lives():
     options = settings(
