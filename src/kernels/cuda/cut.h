@@ -40,7 +40,7 @@ struct Walk {
   int64_t in_plane;  // vectors of the plane before this one
 };
 
-// Where a vector begins, and a bit for each of its elements that the thread must use.
+// The beginning of a vector, and a bit for each of its elements that the thread must use.
 struct Place {
   int64_t at;
   unsigned elements;
