@@ -42,9 +42,7 @@ class ParallelParameter(mx.gluon.Parameter):
     is_summed: bool = False  # True if the first gradient is the whole batch's
     _thread_state: Any  # its `contexts` are () unless the thread runs a net on a device
     _is_lent: bool = False  # True if a program has the owner, which may change then
-    _version: int = 0  # counts changes of the owner
-    _shared_version: int = 0  # the version that all copies have, or later ones
-    _copied: dict  # {index of a copy: its version}, of copies made alone
+    _stale: set  # the indices of copies that are older than the owner
 
     def __reduce__(self) -> tuple:  # the class has no name by which pickle finds it
         return _make, (type(self).__bases__[1],), vars(self)
@@ -61,10 +59,9 @@ class ParallelParameter(mx.gluon.Parameter):
             index = contexts.index(place) if place in contexts else 0  # Gluon refuses
             # Forward writes parameters without gradients, so on a device their copies
             # could wait for work that waits for this device.
-            if index and not (is_on_device and self.grad_req == "null"):
-                copied = max(self._shared_version, self._copied.get(index, 0))
-                if copied != self._version:
-                    copy_owners([self], index)
+            is_kept = is_on_device and self.grad_req == "null"
+            if index in self._stale and not is_kept:
+                copy_owners([self], index)
         return super().data(place)
 
     def list_data(self) -> list:
@@ -95,7 +92,11 @@ class ParallelParameter(mx.gluon.Parameter):
 
     def _lend(self):
         self._is_lent = True
-        self._version += 1
+        self.mark_changed()
+
+    def mark_changed(self) -> None:
+        """Note that the owner has changed."""
+        self._stale.update(range(1, len(self._data or ())))
 
     def _reduce(self) -> mx.nd.NDArray:
         """Return the value to save; Gluon's mean over contexts would round it."""
@@ -128,7 +129,7 @@ def changing_owners(parameters: Iterable) -> Iterator[None]:
     finally:
         _thread.sees_owners = previous
         for parameter in parameters:
-            parameter._version += 1
+            parameter.mark_changed()
 
 
 def mark_copies_fresh(parameter: Any, fresh: bool) -> None:
@@ -148,7 +149,7 @@ def set_summed(parameters: Iterable, summed: bool) -> None:
 def stale_parameters(parameters: Iterable) -> list:
     """Return the parallel parameters whose copies may differ from their owners."""
     parallel = [p for p in parameters if isinstance(p, ParallelParameter)]
-    return [p for p in parallel if p._is_lent or p._shared_version != p._version]
+    return [p for p in parallel if p._is_lent or p._stale]
 
 
 def copy_owners(parameters: Sequence, index: int | None = None) -> None:
@@ -159,13 +160,9 @@ def copy_owners(parameters: Sequence, index: int | None = None) -> None:
     try:
         for parameter in parameters:
             arrays: Any = parameter._data or ()
-            version = parameter._version
-            for k, array in enumerate(arrays[1:], 1):
-                if index in (None, k):
-                    copyto(arrays[0].as_nd_ndarray(), out=array.as_nd_ndarray())
-                    parameter._copied[k] = version
-            if index is None:
-                parameter._shared_version = version
+            for k in range(1, len(arrays)) if index is None else [index]:
+                parameter._stale.discard(k)  # another thread may mark it meanwhile
+                copyto(arrays[0].as_nd_ndarray(), out=arrays[k].as_nd_ndarray())
     finally:
         autograd.set_recording(was_recording)
 
@@ -179,7 +176,7 @@ def replicate(parameter: Any, thread_state: Any) -> None:
     cls: Any = type(parameter)
     parameter.__class__ = _parallel_class(cls)
     parameter._thread_state = thread_state
-    parameter._copied = {}
+    parameter._stale = set()
     parameter._is_lent = bool(parameter._data)  # the program may have an array already
 
 
@@ -199,23 +196,10 @@ def undo_replicate(parameter: Any) -> None:
             vars(parameter).pop(name, None)
 
 
-def find_lists(parameters: Iterable, former: dict) -> tuple[dict, list]:
-    """Return each parameter's lists of arrays and gradients, and changed parameters.
-
-    A parameter has changed if its lists are not the former ones.
-    """
-    lists, changed = {}, []
-    for parameter in parameters:
-        data, gradients = former.get(parameter, ((), None))
-        lists[parameter] = parameter._data, parameter._grad
-        if data is not parameter._data or gradients is not parameter._grad:
-            changed.append(parameter)
-    return lists, changed
-
-
 # ---- Variables: parameters' arrays in the graphs of autograd.
 
-_all_variables = weakref.WeakValueDictionary()  # {id: Variables}
+# {name of an owner's copy in graphs: the parallel parameter}
+_copies: Any = weakref.WeakValueDictionary()
 
 
 class Variable(NamedTuple):
@@ -230,36 +214,53 @@ class Variable(NamedTuple):
 
 
 class Variables:
-    """The variables of a net's parameters, found anew when arrays are replaced."""
+    """The variables of a net's parameters."""
 
     def __init__(self) -> None:
-        self._lists: list = []  # the lists of arrays and gradients at the latest search
-        self._found: dict = {}
-        self.copies: dict = {}  # {name of an owner's copy: the parallel parameter}
-        _all_variables[id(self)] = self
+        # Each parameter's lists of arrays and gradients in the latest `update`
+        self._lists: dict = {}
+        self._found: dict | None = None  # the variables in these lists
 
     def __reduce__(self) -> tuple:  # a deep copy of a net has other arrays
         return Variables, ()
 
-    def of(self, parameters: Sequence) -> dict[mx.Context, dict[str, Variable]]:
+    def update(self, parameters: Iterable) -> dict:
+        """Set the net's parameters, and find out whose arrays were replaced.
+
+        Return the parameters whose lists of arrays or gradients are not the ones of the
+        latest call, each with True if it had arrays then.
+        """
+        former, self._lists, changed = self._lists, {}, {}
+        for parameter in parameters:
+            data, gradients = former.get(parameter, ((), None))
+            self._lists[parameter] = parameter._data, parameter._grad
+            if data is not parameter._data or gradients is not parameter._grad:
+                changed[parameter] = bool(data)
+        if changed or len(former) != len(self._lists):
+            self._found = None
+        return changed
+
+    def by_context(self) -> dict[mx.Context, dict[str, Variable]]:
         """Return the variables of each context by name."""
-        lists = [x for p in parameters for x in (p._data, p._grad)]
-        is_known = len(lists) == len(self._lists)
-        if not is_known or any(a is not b for a, b in zip(lists, self._lists)):
-            self._lists, self._found, self.copies = lists, {}, {}
-            for parameter in parameters:
-                if parameter._grad:
-                    self._add(parameter)
+        if self._found is None:
+            found: dict = {}
+            for parameter in self._lists:
+                for context, variable in _variables_of(parameter):
+                    name = variable.names[variable.place]
+                    found.setdefault(context, {})[name] = variable
+            self._found = found
         return self._found
 
-    def _add(self, parameter):
-        names, is_owned = graphs.names_of(parameter._data), is_replicated(parameter)
-        lists = parameter._data, parameter._grad, names
-        for index, context in enumerate(contexts_of(parameter)):
-            variable = Variable(parameter, *lists, index, is_owned)
-            self._found.setdefault(context, {})[names[index]] = variable
-            if index and is_owned:
-                self.copies[names[index]] = parameter
+
+def _variables_of(parameter):
+    if not parameter._grad:
+        return
+    names, is_owned = graphs.names_of(parameter._data), is_replicated(parameter)
+    lists = parameter._data, parameter._grad, names
+    for index, context in enumerate(contexts_of(parameter)):
+        if index and is_owned:
+            _copies[names[index]] = parameter
+        yield context, Variable(parameter, *lists, index, is_owned)
 
 
 def check_no_copies(names: set[str]) -> None:
@@ -268,15 +269,14 @@ def check_no_copies(names: set[str]) -> None:
     The caller's graph has such a copy only if the program kept an array that a device
     computed. In a `Devices.map` each device has its own gradient, which is not summed.
     """
-    for variables in [v for r in _all_variables.valuerefs() if (v := r())]:
-        for name, parameter in variables.copies.items():
-            if name in names and parameter.is_summed:
-                raise ValueError(
-                    "the loss depends on an array that a parallel net computed on one "
-                    "device and did not return, so the rows of other devices would not "
-                    f"count. The array depends on the copy of {parameter.name} on that "
-                    "device. Return the array from the net, with one value per row."
-                )
+    for parameter in filter(None, map(_copies.get, names)):
+        if getattr(parameter, "is_summed", False):  # it may be a Parameter again
+            raise ValueError(
+                "the loss depends on an array that a parallel net computed on one "
+                "device and did not return, so the rows of other devices would not "
+                f"count. The array depends on the copy of {parameter.name} on that "
+                "device. Return the array from the net, with one value per row."
+            )
 
 
 def write_gradients(items: Iterable, names: set[str]) -> None:

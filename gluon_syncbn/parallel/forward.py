@@ -27,7 +27,6 @@ from ..mxnet_private.blocks import (
 from ..mxnet_private.owners import (
     Variables,
     copy_owners,
-    find_lists,
     is_replicated,
     replicate,
     set_summed,
@@ -51,14 +50,15 @@ class ForwardOnDevices(ForwardReplacement):
         # False if the user has assigned to net.forward. layer/finding.py reads this.
         functions = self.replaced.values()
         self.calls_class = all(getattr(f, "calls_class", False) for f in functions)
-        self._variables = Variables()
+        self.variables = Variables()
 
     def run(
-        self, devices: Devices, shards: Shards, parameters: Callable[[], Sequence]
+        self, devices: Devices, shards: Shards, update_parameters: Callable[[], Any]
     ) -> Any:
         """Run the net on the shards; return the joined output.
 
-        `parameters` is called after the devices, because their calls may make layers.
+        `update_parameters` is called after the devices, because their calls may make
+        layers. It sets the parameters of `variables`, and returns them.
         """
         call = None
         if autograd.is_recording():
@@ -72,10 +72,10 @@ class ForwardOnDevices(ForwardReplacement):
         if len(leaves) > 1:
             check_outputs(outputs, leaves, shards)
         if call:
-            known = parameters()
+            known = update_parameters()
             if shards.axis is not None:
                 set_summed(known, True)
-            joined = call.join(leaves, self._variables.of(known))
+            joined = call.join(leaves, self.variables.by_context())
         else:
             axis, (context, *_) = shards.axis, shards.contexts
             joined = [join_shards(column, axis, context) for column in zip(*leaves)]
@@ -98,8 +98,6 @@ class ParallelForward(ForwardOnDevices):
         self.arguments: dict = {}  # the arguments of make_parallel
         self._unconverted: set = set()  # names of layers that stay unsynchronized
         self._classes: dict = {}  # each block's class in the latest conversion
-        # Each parameter's lists of arrays and gradients in the latest call
-        self._lists: dict = {}
         self._has_predicted = False  # True if a prediction may be pending
 
     def __call__(self, *args: Any) -> Any:
@@ -124,9 +122,7 @@ class ParallelForward(ForwardOnDevices):
 
         def after_call():
             now = blocks_of(self.net)
-            if now == blocks:
-                return parameters
-            if is_training and self._has_new_layers(now):
+            if now != blocks and is_training and self._has_new_layers(now):
                 self._warn_of_new_layers()
             return self.adopt_parameters(now)
 
@@ -159,11 +155,10 @@ class ParallelForward(ForwardOnDevices):
         # Each call does this, because the net may have changed. Gluon's collect_params
         # would take as long as queueing a small net.
         found = dict.fromkeys(p for block in blocks for p in block.params.values())
-        former = self._lists
-        self._lists, changed = find_lists(found, former)
+        changed = self.variables.update(found)
         for parameter in changed:
             self._adopt(parameter)
-        if any(former.get(parameter, (None,))[0] for parameter in changed):
+        if any(changed.values()):
             self.net.apply(forget_graph)
         return list(found)
 

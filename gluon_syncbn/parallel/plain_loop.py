@@ -126,9 +126,12 @@ class _LoopForward(ForwardOnDevices):
         if devices is None:
             return self.run_replaced(*args)
         shards = Shards.as_is(args, *devices.contexts)
-        return self.run(
-            devices, shards, lambda: list(self.net.collect_params().values())
-        )
+        return self.run(devices, shards, self._update_parameters)
+
+    def _update_parameters(self):
+        parameters = list(self.net.collect_params().values())
+        self.variables.update(parameters)
+        return parameters
 
     def _devices_of(self, args):
         """Return the Devices for a call, or None if it runs in this thread."""
