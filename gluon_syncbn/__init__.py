@@ -6,14 +6,14 @@ from . import compat  # noqa: F401
 # isort: split
 from . import distributed, gluoncv
 from .compat import __version__
-from .distributed.collectives import check_replicas
-from .installation import available_contexts
-from .layer.batch_norm import SyncBatchNorm
-from .layer.convert import (
+from .conversion import (
     convert_sync_batchnorm,
     freeze_statistics,
     revert_sync_batchnorm,
 )
+from .distributed.collectives import check_replicas
+from .installation import available_contexts
+from .layer.batch_norm import SyncBatchNorm
 from .monitor import Monitor
 from .native.failures import get_timeout, recover, set_timeout
 from .native.library import features

@@ -6,8 +6,8 @@ from functools import lru_cache, wraps
 import mxnet as mx
 from mxnet import autograd
 
+from .conversion import convert_sync_batchnorm
 from .layer.batch_norm import SyncBatchNorm
-from .layer.convert import convert_sync_batchnorm
 from .layer.finding import synchronized_layers
 from .mxnet_private.arrays import arrays_in
 from .parallel.devices import OwnThreads, inside_map

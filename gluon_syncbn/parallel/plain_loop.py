@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import collections
 import threading
+from typing import Any
 
 import mxnet as mx
 from mxnet import autograd
 
-from ..layer.convert import after_conversion, after_reverting
 from ..mxnet_private.arrays import arrays_in
 from ..mxnet_private.blocks import blocks_of, forget_graph
 from ..mxnet_private.graphs import count_scopes, scope_number
@@ -76,41 +76,34 @@ def allow_plain_loop(net: mx.gluon.Block) -> mx.gluon.Block:
     >>> trainer.step(6)
     """
     check_not_parallel(net, "allow_plain_loop")
-    _allow(net).is_for_all_threads = True
+    run_in_threads(net).is_for_all_threads = True
     return net
 
 
-def _allow(net):
+def run_in_threads(net: mx.gluon.Block) -> LoopForward:
+    """Make calls of the main thread run in the threads of their contexts."""
     forward = vars(net).get("forward")
-    if not isinstance(forward, _LoopForward):
-        forward = _LoopForward(net)
+    if not isinstance(forward, LoopForward):
+        forward = LoopForward(net)
         forward.install()
         # Static graphs keep resources of the thread that has called them first.
         net.apply(forget_graph)
     return forward
 
 
-def _allow_converted(net):
-    if not is_parallel(net):
-        _allow(net)
-
-
-def _remove_converted(net):
+def stop_threads(net: mx.gluon.Block) -> None:
+    """Undo `run_in_threads`, unless `allow_plain_loop` was called."""
     forward = vars(net).get("forward")
     if is_parallel(net):
         forward = forward.replaced.get("forward")
-    if isinstance(forward, _LoopForward) and not forward.is_for_all_threads:
+    if isinstance(forward, LoopForward) and not forward.is_for_all_threads:
         forward.remove()
 
 
-after_conversion.append(_allow_converted)
-after_reverting.append(_remove_converted)
+class LoopForward(ForwardOnDevices):
+    """A net's `forward` that runs a call in the thread of its input's context."""
 
-
-class _LoopForward(ForwardOnDevices):
-    """Calls a net in the thread of its input's context."""
-
-    def __init__(self, net):
+    def __init__(self, net: mx.gluon.Block) -> None:
         super().__init__(net)
         # allow_plain_loop sets this to True, convert_sync_batchnorm does not.
         self.is_for_all_threads = False
@@ -121,7 +114,7 @@ class _LoopForward(ForwardOnDevices):
         self._had_round = False
         self._recovery = 0  # the number of recoveries before the latest call
 
-    def __call__(self, *args):
+    def __call__(self, *args: Any) -> Any:
         devices = self._devices_of(args)
         if devices is None:
             return self.run_replaced(*args)
