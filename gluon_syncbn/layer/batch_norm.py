@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import itertools
+from functools import partial
 from typing import Any
 
 import mxnet as mx
 from mxnet import autograd
-from mxnet.gluon import nn
 
 from ..arguments import check_bool, check_int, check_keywords, check_type, comma_list
-from ..compat import IS_GLUON_2
-from ..mxnet_private.blocks import call_with_parameters, is_traced, traced_block
+from ..mxnet_private.blocks import (
+    ComputedBatchNorm,
+    given_name,
+    is_traced,
+    traced_block,
+)
 from ..mxnet_private.parameters import contexts_of
 from ..native import failures
 from . import fallback, native
 from .graphs import watch_graphs
 from .synchronization import Settings, Synchronization, apply_activation, check_numbers
 
+_PARAMETERS = "gamma", "beta", "running_mean", "running_var"  # the operator's order
 _INITIALIZERS = (str, dict, mx.init.Initializer, type(None))
 
 
-class SyncBatchNorm(nn.BatchNorm):
+class SyncBatchNorm(ComputedBatchNorm):
     r"""Batch normalization over the whole batch, across all devices.
 
     .. math::
@@ -187,8 +191,12 @@ class SyncBatchNorm(nn.BatchNorm):
             in_channels=in_channels,
             **kwargs,
         )
-        name = f"batchnorm{next(_name_numbers)}" if IS_GLUON_2 else self.name
-        self._sync = Synchronization(name, settings)
+        self._sync = Synchronization(given_name(self), settings)
+
+    @property
+    def name(self) -> str:
+        """The block's name; in Gluon 2 the path in the converted net, or a number."""
+        return self._sync.name
 
     @property
     def activation(self) -> str | None:
@@ -227,55 +235,40 @@ class SyncBatchNorm(nn.BatchNorm):
         inputs = (x,) if mask is None else (x, mask)
         if mask is not None:
             self._check_mask(x, mask)
+        call = partial(super().forward, *inputs)
         if is_graph:
-            return call_with_parameters(self, *inputs)
+            return call()
         try:
             if is_frozen or native.is_used(x.context):
-                return call_with_parameters(self, *inputs)
-            return fallback.call_plainly(x, lambda: call_with_parameters(self, *inputs))
+                return call()
+            return fallback.call_plainly(x, call)
         except mx.MXNetError:
             self._check_shape(x)
             raise
 
-    def _compute(self, F, x, mask=None, *, gamma, beta, running_mean, running_var):
-        operands = [x, gamma, beta, running_mean, running_var]
-        is_np, masked = IS_GLUON_2 or mx.util.is_np_array(), None
-        if is_np:
-            operands = [operand.as_nd_ndarray() for operand in operands]
-            mask = None if mask is None else mask.as_nd_ndarray()
-        if mask is not None:
-            masked = _MaskedElements(F, operands[0], mask, self._kwargs["axis"])
-            operands[0] = masked.matrix()
+    def infer_shape(self, x: Any, *mask: Any) -> None:
+        self._check_shape(x)
+        super().infer_shape(x, *mask)
+
+    def compute(self, F: Any, x: Any, mask: Any = None, **parameters: Any) -> Any:
+        axis, values = self._kwargs["axis"], list(map(parameters.get, _PARAMETERS))
+        if mask is None:
+            return self._normalize(F, x, values, axis)
+        masked = _MaskedElements(F, x, mask, axis)
+        matrix = masked.matrix()
+        y = self._normalize(F, matrix, values, -1, masked.count(matrix))
+        return masked.put_back(y)
+
+    def _normalize(self, F, x, parameters, axis, count=None):
+        """Normalize x, or if `count` is given, the first rows of a matrix x."""
         if self._kwargs["use_global_stats"]:
-            axis = self._kwargs["axis"] if masked is None else -1
-            y = F.BatchNorm(*operands, name="fwd", **{**self._kwargs, "axis": axis})
-            y = apply_activation(F, y, self._sync.settings)
-        else:
-            y = self._synchronized_forward(F, operands, masked)
-        if masked is not None:
-            y = masked.put_back(y)
-        return y.as_np_ndarray() if is_np else y
-
-    if IS_GLUON_2:
-
-        @property
-        def name(self) -> str:
-            """The path in the converted net, or a numbered name."""
-            return self._sync.name
-
-        def infer_shape(self, x: Any, *_mask: Any) -> None:
-            self._check_shape(x)
-            super().infer_shape(x)
-
-    else:
-        hybrid_forward = _compute
-
-    def _synchronized_forward(self, F, operands, masked):
-        x, *parameters = operands
+            options = {**self._kwargs, "axis": axis}
+            y = F.BatchNorm(x, *parameters, name="fwd", **options)
+            return apply_activation(F, y, self._sync.settings)
         is_graph, node = is_traced([x]), {"layer_key": self.key}
         self._sync.update(self.contexts(), self._kwargs)
-        if masked is not None:
-            parameters.insert(2, masked.count(x))
+        if count is not None:
+            parameters.insert(2, count)
             node["masked"] = "True"
         if is_graph:
             watch_graphs()
@@ -342,7 +335,13 @@ class SyncBatchNorm(nn.BatchNorm):
         return f"{text})"
 
 
-_name_numbers = itertools.count()
+class ActivatedBatchNorm(ComputedBatchNorm):
+    """The kind of BatchNorm to which a SyncBatchNorm with an activation is reverted."""
+
+    def compute(self, F: Any, x: Any, **parameters: Any) -> Any:
+        values = map(parameters.get, _PARAMETERS)
+        y = F.BatchNorm(x, *values, name="fwd", **self._kwargs)
+        return apply_activation(F, y, self._activation_settings)
 
 
 class _MaskedElements:

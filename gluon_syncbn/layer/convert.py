@@ -14,19 +14,18 @@ from mxnet import autograd
 from mxnet.gluon import nn
 
 from ..arguments import check_int, comma_list
-from ..compat import IS_GLUON_2
-from ..mxnet_private.blocks import forget_graphs_with, set_settings, settings_of
+from ..mxnet_private.blocks import (
+    CALLS_WITH_SYMBOLS,
+    forget_graphs_with,
+    set_settings,
+    settings_of,
+)
 from ..mxnet_private.parameters import contexts_of, data_of
 from ..native.failures import warn
 from . import finding
-from .batch_norm import SyncBatchNorm
+from .batch_norm import ActivatedBatchNorm, SyncBatchNorm
 from .finding import CONTRIB, Norm
-from .synchronization import (
-    ActivatedBatchNorm,
-    Settings,
-    Synchronization,
-    check_numbers,
-)
+from .synchronization import Settings, Synchronization, check_numbers
 
 
 def convert(net: mx.gluon.Block, settings: Settings) -> list[Norm]:
@@ -88,8 +87,8 @@ def synchronized(net: mx.gluon.Block) -> Iterator[list[Norm]]:
 
 def _norms_to_change(net):
     norms = finding.norms_of(net)
-    if IS_GLUON_2 and any(norm.block is not None for norm in norms):
-        # finding.remake_graph calls layers with symbols, which MXNet 2 does not allow.
+    # finding.remake_graph calls layers with symbols.
+    if not CALLS_WITH_SYMBOLS and any(norm.block is not None for norm in norms):
         raise NotImplementedError(
             "net must not have a SymbolBlock with batch normalization in MXNet 2. Use "
             "the blocks from which the graph was exported."

@@ -14,9 +14,8 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from ..compat import IS_GLUON_2
 from ..mxnet_private.arrays import make_plain
-from ..mxnet_private.blocks import BatchNormBase, current_build
+from ..mxnet_private.blocks import FORWARD_RUNS_GRAPH, BatchNormBase, current_build
 from ..mxnet_private.graphs import from_nodes
 
 
@@ -58,7 +57,7 @@ def choose_guards(symbol: Any, graph: dict, guards: dict, is_static: bool) -> di
     """Replace the guards of a graph by cheaper ones; return those that it needs not."""
     block = current_build()[0]
     # A layer that is hybridized alone makes its arrays plain in `forward`.
-    if isinstance(block, BatchNormBase) and not IS_GLUON_2:
+    if isinstance(block, BatchNormBase) and FORWARD_RUNS_GRAPH:
         return guards
     inferred = _infer(symbol, graph, list(guards))
     for (number, is_after), (ndim, dtype) in zip(guards.items(), inferred):

@@ -14,14 +14,12 @@ import mxnet as mx
 import numpy as np
 from mxnet.gluon import SymbolBlock, nn
 
-from ..compat import IS_GLUON_2
 from ..mxnet_private import blocks, graphs
 from ..mxnet_private.blocks import BatchNormBase, settings_of
 from ..native import steps
-from .batch_norm import SyncBatchNorm
+from .batch_norm import ActivatedBatchNorm, SyncBatchNorm
 from .fallback import guards_of
 from .graphs import is_ours
-from .synchronization import ActivatedBatchNorm
 
 # MXNet's own SyncBatchNorm, which MXNet 2 has in nn.
 CONTRIB = getattr(nn, "SyncBatchNorm", None) or mx.gluon.contrib.nn.SyncBatchNorm
@@ -67,7 +65,7 @@ def norms_of(net: mx.gluon.Block) -> list[Norm]:
     known = {norm.layer.running_mean for norm in found}
     reason = "a block calls F.BatchNorm, or a layer that is not its child"
     return found + [
-        Norm(f"{place}.{name}" if IS_GLUON_2 else name, None, reason)
+        Norm(blocks.name_of_parameter(name, place), None, reason)
         for block, place in names.items()
         for name, parameter in block.params.items()
         if name.endswith(("running_mean", "moving_mean")) and parameter not in known
@@ -153,11 +151,9 @@ def _read(block):
 
 def _layer_of(node, inputs, parameters):
     attributes = node["attrs"]
-    options = {} if IS_GLUON_2 else {"prefix": f"{_prefix(node)}_"}
     cls = _OPERATORS.get(node["op"], nn.BatchNorm)
-    if cls is CONTRIB:
-        options["num_devices"] = 1  # MXNet warns without it
-    layer = cls(**options)
+    options = {"num_devices": 1} if cls is CONTRIB else {}  # MXNet warns without it
+    layer = blocks.make_named(cls, _prefix(node), **options)
     if is_ours(node):
         layer._sync = steps.layers[attributes["layer_key"]]
         layer.__class__ = SyncBatchNorm

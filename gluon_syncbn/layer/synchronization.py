@@ -10,7 +10,6 @@ import uuid
 import weakref
 from typing import Any, Iterable, NamedTuple, Sequence
 
-import mxnet as mx
 from mxnet.gluon import nn
 
 from ..arguments import (
@@ -21,7 +20,6 @@ from ..arguments import (
     comma_list,
     short_repr,
 )
-from ..compat import IS_GLUON_2
 from ..native import steps
 from ..native.failures import check_timeout, here, warn, watch_process
 from ..native.library import LayerOptions, load
@@ -213,20 +211,3 @@ def _ranks_of(group):
     if group is None:
         return []
     return [world().rank] if group == "process" else world().of_machine
-
-
-class ActivatedBatchNorm(nn.BatchNorm):
-    """The kind of BatchNorm to which a SyncBatchNorm with an activation is reverted."""
-
-    if IS_GLUON_2:
-
-        def forward(self, x: Any) -> Any:
-            y = super().forward(x).as_nd_ndarray()
-            y = apply_activation(mx.nd, y, self._activation_settings)
-            return y.as_np_ndarray()
-
-    else:
-
-        def hybrid_forward(self, F: Any, x: Any, **parameters: Any) -> Any:
-            y = super().hybrid_forward(F, x, **parameters)
-            return apply_activation(F, y, self._activation_settings)

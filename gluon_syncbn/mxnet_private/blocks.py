@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import itertools
 import sys
 from operator import attrgetter
 from typing import Any, Iterable
@@ -22,25 +23,26 @@ BatchNormBase = getattr(nn.basic_layers, "_BatchNorm", nn.BatchNorm)
 _TRACE_CODE = HybridBlock._get_graph.__code__
 _BUILD_CODE = HybridBlock._build_cache.__code__
 
+# Gluon 1 calls the `forward` of a hybridized block, which runs its graph. Gluon 2 runs
+# the graph instead of `forward`.
+FORWARD_RUNS_GRAPH = not IS_GLUON_2
+CALLS_WITH_SYMBOLS = not IS_GLUON_2  # Gluon 2 lets nobody call a block with symbols
+
 settings_of = attrgetter("_kwargs")  # the arguments of a BatchNorm's operator
+_numbers = itertools.count()
 
 
-def children_of(block: mx.gluon.Block) -> dict:
-    """Return a block's children by their names."""
-    if not IS_GLUON_2:
-        return block._children
-    return {name: child() for name, child in block._children.items()}
+# ---- Names. Blocks of Gluon 2 have none.
 
 
-def blocks_of(net: mx.gluon.Block) -> list:
-    """Return the blocks of a net without duplicates, children first."""
-    found, pending = [], [net]
-    while pending:
-        block = pending.pop()
-        found.append(block)
-        children = block._children.values()
-        pending.extend([child() for child in children] if IS_GLUON_2 else children)
-    return list(dict.fromkeys(reversed(found)))
+def make_named(cls: Any, name: str, **options: Any) -> Any:
+    """Return a block of a class, with a name if blocks have one."""
+    return cls(**options) if IS_GLUON_2 else cls(prefix=f"{name}_", **options)
+
+
+def given_name(block: mx.gluon.Block) -> str:
+    """Return the name that Gluon has given to a block, or a numbered name."""
+    return f"{block._alias()}{next(_numbers)}" if IS_GLUON_2 else block._name
 
 
 def name_of(block: mx.gluon.Block) -> str:
@@ -62,6 +64,35 @@ def names_in(net: mx.gluon.Block) -> dict:
 
     visit(net, "")
     return names
+
+
+def name_of_parameter(name: str, place: str) -> str:
+    """Return a name in ``block.params`` as a name in the net; `names_in` has `place`.
+
+    In Gluon 1 it is unique already.
+    """
+    return f"{place}.{name}" if IS_GLUON_2 else name
+
+
+# ---- Children, settings and parameters.
+
+
+def children_of(block: mx.gluon.Block) -> dict:
+    """Return a block's children by their names."""
+    if not IS_GLUON_2:
+        return block._children
+    return {name: child() for name, child in block._children.items()}
+
+
+def blocks_of(net: mx.gluon.Block) -> list:
+    """Return the blocks of a net without duplicates, children first."""
+    found, pending = [], [net]
+    while pending:
+        block = pending.pop()
+        found.append(block)
+        children = block._children.values()
+        pending.extend([child() for child in children] if IS_GLUON_2 else children)
+    return list(dict.fromkeys(reversed(found)))
 
 
 def set_settings(block: mx.gluon.Block, settings: dict) -> None:
@@ -146,18 +177,38 @@ def is_traced(leaves: Iterable) -> bool:
     return any(isinstance(leaf, mx.sym.Symbol) for leaf in leaves)
 
 
-def call_with_parameters(block: mx.gluon.HybridBlock, *inputs: Any) -> Any:
-    """Call `SyncBatchNorm._compute`, which is also `hybrid_forward` in Gluon 1."""
-    if not IS_GLUON_2:
-        return HybridBlock.forward(block, *inputs)  # calls `hybrid_forward`
-    context = inputs[0].context
-    parameters = {name: p.data(context) for name, p in block._reg_params.items()}
-    return block._compute(mx.nd, *inputs, **parameters)
+class ComputedBatchNorm(nn.BatchNorm):
+    """A BatchNorm whose subclasses have a method `compute(F, *inputs, **parameters)`.
+
+    `F` is ``mx.nd`` or ``mx.sym``. The inputs, the parameters and the result are arrays
+    or symbols of `F`; in NumPy semantics they are converted.
+    """
+
+    def forward(self, *inputs: Any) -> Any:
+        if not IS_GLUON_2:
+            return HybridBlock.forward(self, *inputs)  # calls `hybrid_forward`
+        context = inputs[0].context
+        parameters = {name: p.data(context) for name, p in self._reg_params.items()}
+        return self._compute(mx.nd, *inputs, **parameters)
+
+    def _compute(self, F, *inputs, **parameters):
+        if not (IS_GLUON_2 or mx.util.is_np_array()):
+            return self.compute(F, *inputs, **parameters)
+        plain = {name: p.as_nd_ndarray() for name, p in parameters.items()}
+        inputs = [x.as_nd_ndarray() for x in inputs]
+        return self.compute(F, *inputs, **plain).as_np_ndarray()
+
+    if IS_GLUON_2:
+
+        def infer_shape(self, x: Any, *_others: Any) -> None:
+            super().infer_shape(x)
+
+    else:
+        hybrid_forward = _compute
 
 
-# The methods that run a block when it is called. Gluon 1 decides inside of `forward`
-# whether to run the graph. Gluon 2 decides before it calls one of these methods.
-_RUN_METHODS = ("forward", "_call_cached_op") if IS_GLUON_2 else ("forward",)
+# The methods that run a block when it is called.
+_RUN_METHODS = ("forward",) if FORWARD_RUNS_GRAPH else ("forward", "_call_cached_op")
 
 
 class ForwardReplacement:
@@ -184,8 +235,8 @@ class ForwardReplacement:
         attributes.update(self.replaced)
 
     def run_replaced(self, *args: Any) -> Any:
-        runs_graph = IS_GLUON_2 and is_hybridized(self.net) and not is_traced(args)
-        name = "_call_cached_op" if runs_graph else "forward"
+        runs_graph = is_hybridized(self.net) and not is_traced(args)
+        name = _RUN_METHODS[-1] if runs_graph else "forward"
         if name in self.replaced:
             return self.replaced[name](*args)
         return getattr(type(self.net), name)(self.net, *args)
