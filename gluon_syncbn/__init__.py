@@ -6,17 +6,18 @@ from . import compat  # noqa: F401
 # isort: split
 from . import distributed, gluoncv
 from .compat import __version__
+from .contexts import available_contexts
 from .conversion import (
     convert_sync_batchnorm,
     freeze_statistics,
     revert_sync_batchnorm,
 )
 from .distributed.collectives import check_replicas
-from .installation import available_contexts
 from .layer.batch_norm import SyncBatchNorm
 from .monitor import Monitor
-from .native.failures import get_timeout, recover, set_timeout
+from .native.failures import recover
 from .native.library import features
+from .native.timeouts import get_timeout, set_timeout
 from .parallel.devices import Devices
 from .parallel.net import make_parallel, revert_parallel
 from .parallel.plain_loop import allow_plain_loop

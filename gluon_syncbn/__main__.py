@@ -16,8 +16,8 @@ import numpy as np
 
 from . import installation
 from .compat import __version__
-from .installation import available_contexts
-from .layer import native
+from .contexts import available_contexts
+from .layer import native_operator
 from .native.library import features
 
 ROW = "{:<4}{:<18}{:<12}{:<9}{:<8}{}"
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"gluon_syncbn {built.pop('version')}, {mxnet}")
     for name, value in built.items():
         print(f"  {name}: {value or 'none'}")
-    reason = native.missing()
+    reason = native_operator.missing()
     print(f"  native operator: {f'no, because {reason}' if reason else 'yes'}")
     gpus = [c for c in available_contexts() if c.device_type == "gpu"]
     context_lists = [[mx.cpu(0), mx.cpu(1)]]

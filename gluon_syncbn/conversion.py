@@ -10,10 +10,10 @@ import mxnet as mx
 
 from .arguments import check_block, check_bool, check_keywords, comma_list
 from .layer.convert import convert, freeze, revert
-from .layer.finding import own_methods
+from .layer.norm_kinds import own_methods
 from .layer.synchronization import Settings
 from .mxnet_private.blocks import name_of
-from .native.failures import warn
+from .native.program_lines import warn
 from .parallel.forward import is_parallel
 from .parallel.plain_loop import run_in_threads, stop_threads
 

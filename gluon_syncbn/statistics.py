@@ -20,11 +20,11 @@ from .layer.convert import synchronized
 from .mxnet_private.arrays import array_of, flatten, rebuild, to_context
 from .mxnet_private.blocks import count_inputs, name_of
 from .mxnet_private.parameters import contexts_of, data_of
-from .native import failures
-from .native.failures import warn
+from .native.failures import end_waits
 from .native.interrupts import DeferredSignals
 from .native.library import load
 from .native.processes import world
+from .native.program_lines import warn
 from .parallel.devices import Devices
 from .parallel.forward import is_parallel
 from .parallel.participants import only_participants
@@ -263,7 +263,7 @@ def _telling_ranks():
     except BaseException as error:
         if world().size > 1:
             reason = f"recompute_statistics raised {type(error).__name__}: {error}"
-            failures.end_waits(reason)
+            end_waits(reason)
         raise
 
 

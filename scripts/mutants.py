@@ -28,7 +28,6 @@ NEAREST = [
     ("src/op", NATIVE[3:], ["tests/layer", "tests/parallel/test_every_kind.py"]),
     ("src/mxnet", (), ["tests/layer", "tests/parallel/test_errors.py"]),
     ("gluon_syncbn/distributed", (), ["tests/distributed"]),
-    ("gluon_syncbn/native/processes.py", (), ["tests/distributed"]),
     ("gluon_syncbn/native", (), ["tests/parallel", "tests/package/test_main.py"]),
     ("gluon_syncbn/parallel", (), ["tests/parallel", "tests/statistics"]),
 ]

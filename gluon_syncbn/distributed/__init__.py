@@ -5,7 +5,8 @@ After :func:`init` each SyncBatchNorm synchronizes over MPI, in forward and in b
 instead. Use mpi4py to sum metrics. MPI is not needed before :func:`init`.
 """
 
-from ..native.processes import (
+from .collectives import broadcast_parameters
+from .connection import (
     init,
     is_initialized,
     local_rank,
@@ -14,7 +15,6 @@ from ..native.processes import (
     shutdown,
     size,
 )
-from .collectives import broadcast_parameters
 from .training import Trainer
 
 __all__ = [

@@ -31,7 +31,8 @@ from ..mxnet_private.parameters import data_of, is_deferred, when_initialized
 from ..native import failures
 from ..native.interrupts import DeferredSignals
 from ..native.library import load
-from ..native.processes import wait_seconds, world
+from ..native.processes import world
+from ..native.timeouts import wait_seconds
 
 _AWAKE, _PAUSE, _DEFERRING = 0.1, 5e-4, 1.5  # seconds, see `collectives`
 _net_numbers = itertools.count(1)  # numbers of nets that are broadcast

@@ -16,12 +16,12 @@ from ..mxnet_private.blocks import (
     traced_block,
 )
 from ..mxnet_private.parameters import contexts_of
-from ..native import failures
-from . import fallback, native
-from .graphs import watch_graphs
+from ..native.turns import here
+from . import guards, native_operator
+from .cached_ops import watch_graphs
 from .synchronization import Settings, Synchronization, apply_activation, check_numbers
 
-_PARAMETERS = "gamma", "beta", "running_mean", "running_var"  # the operator's order
+PARAMETERS = "gamma", "beta", "running_mean", "running_var"  # the operator's order
 _INITIALIZERS = (str, dict, mx.init.Initializer, type(None))
 
 
@@ -239,9 +239,9 @@ class SyncBatchNorm(ComputedBatchNorm):
         if is_graph:
             return call()
         try:
-            if is_frozen or native.is_used(x.context):
+            if is_frozen or native_operator.is_used(x.context):
                 return call()
-            return fallback.call_plainly(x, call)
+            return guards.call_plainly(x, call)
         except mx.MXNetError:
             self._check_shape(x)
             raise
@@ -251,7 +251,7 @@ class SyncBatchNorm(ComputedBatchNorm):
         super().infer_shape(x, *mask)
 
     def compute(self, F: Any, x: Any, mask: Any = None, **parameters: Any) -> Any:
-        axis, values = self._kwargs["axis"], list(map(parameters.get, _PARAMETERS))
+        axis, values = self._kwargs["axis"], list(map(parameters.get, PARAMETERS))
         if mask is None:
             return self._normalize(F, x, values, axis)
         masked = _MaskedElements(F, x, mask, axis)
@@ -272,13 +272,13 @@ class SyncBatchNorm(ComputedBatchNorm):
             node["masked"] = "True"
         if is_graph:
             watch_graphs()
-            x = fallback.guarded(F, x)
+            x = guards.guarded(F, x)
             if traced_block() is None:
                 self._sync.kept.add(self._sync)
-        elif native.is_used(x.context):
-            return native.call([x, *parameters], **node)
+        elif native_operator.is_used(x.context):
+            return native_operator.call([x, *parameters], **node)
         y = F.Custom(x, *parameters, name="fwd", op_type="gluon_syncbn", **node)
-        return fallback.guarded(F, y) if is_graph else y
+        return guards.guarded(F, y) if is_graph else y
 
     def _check_mask(self, x, mask):
         kind = mx.nd.NDArray if isinstance(x, mx.nd.NDArray) else mx.sym.Symbol
@@ -316,7 +316,7 @@ class SyncBatchNorm(ComputedBatchNorm):
                 f"{comma_list(contexts)}. Initialize it on {expected} contexts, or "
                 "leave num_devices out."
             )
-        shared = [c for c in failures.here.contexts if c in contexts]
+        shared = [c for c in here.contexts if c in contexts]
         if expected == 1 < len(shared):
             raise ValueError(
                 f"SyncBatchNorm '{self.name}': num_devices must be {len(shared)} or "
@@ -339,7 +339,7 @@ class ActivatedBatchNorm(ComputedBatchNorm):
     """The kind of BatchNorm to which a SyncBatchNorm with an activation is reverted."""
 
     def compute(self, F: Any, x: Any, **parameters: Any) -> Any:
-        values = map(parameters.get, _PARAMETERS)
+        values = map(parameters.get, PARAMETERS)
         y = F.BatchNorm(x, *values, name="fwd", **self._kwargs)
         return apply_activation(F, y, self._activation_settings)
 

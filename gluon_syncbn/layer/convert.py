@@ -21,10 +21,11 @@ from ..mxnet_private.blocks import (
     settings_of,
 )
 from ..mxnet_private.parameters import contexts_of, data_of
-from ..native.failures import warn
-from . import finding
+from ..native.program_lines import warn
 from .batch_norm import ActivatedBatchNorm, SyncBatchNorm
-from .finding import CONTRIB, Norm
+from .finding import norms_of
+from .norm_kinds import CONTRIB, Norm, own_methods
+from .symbol_blocks import remake_graph
 from .synchronization import Settings, Synchronization, check_numbers
 
 
@@ -41,7 +42,7 @@ def convert(net: mx.gluon.Block, settings: Settings) -> list[Norm]:
 def revert(net: mx.gluon.Block) -> None:
     found = _norms_to_change(net)
     norms = [n for n in found if isinstance(n.layer, (SyncBatchNorm, CONTRIB))]
-    norms = [norm for norm in norms if not finding.own_methods(norm.layer)]
+    norms = [norm for norm in norms if not own_methods(norm.layer)]
     masked = [norm.name for norm in norms if norm.is_masked and not norm.is_frozen()]
     if masked:
         raise ValueError(
@@ -86,8 +87,8 @@ def synchronized(net: mx.gluon.Block) -> Iterator[list[Norm]]:
 
 
 def _norms_to_change(net):
-    norms = finding.norms_of(net)
-    # finding.remake_graph calls layers with symbols.
+    norms = norms_of(net)
+    # `remake_graph` calls layers with symbols.
     if not CALLS_WITH_SYMBOLS and any(norm.block is not None for norm in norms):
         raise NotImplementedError(
             "net must not have a SymbolBlock with batch normalization in MXNet 2. Use "
@@ -120,7 +121,7 @@ def _check(norm, settings):
 
 def _remake_graphs(norms):
     for block in {norm.block: None for norm in norms if norm.block is not None}:
-        finding.remake_graph(block)
+        remake_graph(block)
     forget_graphs_with([norm.layer.running_mean for norm in norms])
 
 

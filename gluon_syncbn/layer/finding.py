@@ -1,62 +1,22 @@
-"""Find the batch normalizations of a net: blocks, and nodes in graphs of SymbolBlocks.
-
-This module makes a layer for each node, with the node's settings and parameters. If the
-layer is converted, reverted or frozen, the graph is remade.
-"""
+"""Find the batch normalizations of a net: blocks, and nodes of SymbolBlocks."""
 
 from __future__ import annotations
 
-import dataclasses
-import re
-from typing import Any, NamedTuple
-
 import mxnet as mx
-import numpy as np
-from mxnet.gluon import SymbolBlock, nn
+from mxnet.gluon import SymbolBlock
 
-from ..mxnet_private import blocks, graphs
-from ..mxnet_private.blocks import BatchNormBase, settings_of
-from ..native import steps
-from .batch_norm import ActivatedBatchNorm, SyncBatchNorm
-from .fallback import guards_of
-from .graphs import is_ours
-
-# MXNet's own SyncBatchNorm, which MXNet 2 has in nn.
-CONTRIB = getattr(nn, "SyncBatchNorm", None) or mx.gluon.contrib.nn.SyncBatchNorm
-_RELU = getattr(nn, "BatchNormReLU", nn.BatchNorm)  # new in MXNet 1.8
-_KNOWN = SyncBatchNorm, ActivatedBatchNorm, CONTRIB, _RELU, nn.BatchNorm, BatchNormBase
-_OPERATORS = {
-    "BatchNorm": nn.BatchNorm,
-    "_contrib_BatchNormWithReLU": _RELU,
-    "_contrib_SyncBatchNorm": CONTRIB,
-}
-_PARAMETERS = "gamma", "beta", "running_mean", "running_var"
-_TRUE = "True", "1"
-_FROZEN = "use_global_stats"
-
-
-class Norm(NamedTuple):
-    """A batch normalization of a net."""
-
-    name: str
-    layer: Any  # None if only its running mean was found, as a parameter of a block
-    reason: str = ""  # why it cannot be converted
-    block: Any = None  # the SymbolBlock whose graph has the layer
-    is_masked: bool = False  # the graph calls the layer with a mask
-
-    def is_frozen(self) -> bool:
-        return self.layer is not None and bool(settings_of(self.layer)[_FROZEN])
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.reason})" if self.reason else self.name
+from ..mxnet_private.blocks import BatchNormBase, name_of_parameter, names_in
+from .batch_norm import SyncBatchNorm
+from .norm_kinds import Norm, own_methods
+from .symbol_blocks import norms_in
 
 
 def norms_of(net: mx.gluon.Block) -> list[Norm]:
     """Return the batch normalizations of a net, including `net` itself."""
-    found, names = [], blocks.names_in(net)
+    found, names = [], names_in(net)
     for block, name in names.items():
         if isinstance(block, SymbolBlock):
-            found += dict.fromkeys(_source_of(block).norms.values())
+            found += norms_in(block)
         elif isinstance(block, BatchNormBase):
             methods = ", ".join(own_methods(block))
             is_plain = not methods or isinstance(block, SyncBatchNorm)
@@ -65,7 +25,7 @@ def norms_of(net: mx.gluon.Block) -> list[Norm]:
     known = {norm.layer.running_mean for norm in found}
     reason = "a block calls F.BatchNorm, or a layer that is not its child"
     return found + [
-        Norm(blocks.name_of_parameter(name, place), None, reason)
+        Norm(name_of_parameter(name, place), None, reason)
         for block, place in names.items()
         for name, parameter in block.params.items()
         if name.endswith(("running_mean", "moving_mean")) and parameter not in known
@@ -80,153 +40,3 @@ def unsynchronized_layers(net: mx.gluon.Block) -> list[str]:
     """Return the names of norms that are neither frozen nor our SyncBatchNorm."""
     norms = [norm for norm in norms_of(net) if not norm.is_frozen()]
     return [n.name for n in norms if not isinstance(n.layer, SyncBatchNorm)]
-
-
-def own_methods(block: mx.gluon.Block) -> list[str]:
-    """Return the names of methods of a layer that conversion would lose."""
-    cls = type(block)
-    known = next(base for base in cls.__mro__ if base in _KNOWN).__mro__
-    own = {name for base in cls.__mro__ if base not in known for name in vars(base)}
-    for name in {"forward", "hybrid_forward"} & vars(block).keys():
-        # A `forward` that this package stores in a block calls the class's `forward`.
-        if not getattr(vars(block)[name], "calls_class", False):
-            own.add(name)
-    if cls.__name__ == "BatchNormCudnnOff":  # GluonCV's class differs on cuDNN only
-        own.discard("hybrid_forward")
-    return sorted(n for n in own if n == "__call__" or not n.startswith("__"))
-
-
-# ---- SymbolBlocks.
-
-
-@dataclasses.dataclass  # not a NamedTuple, because MXNet warns of tuples with layers
-class _Source:
-    """The original graph of a SymbolBlock, and the graph that was made from it."""
-
-    graph: Any
-    norms: dict  # {number of a node in `graph`: Norm}
-    made: Any
-    keys: list  # `Synchronization.key` of each layer in `made`
-
-
-def _keys_of(norms):
-    layers = [norm.layer for norm in norms.values()]
-    return [layer.key for layer in layers if isinstance(layer, SyncBatchNorm)]
-
-
-def _source_of(block):
-    source = vars(block).get("_source")
-    if source is None or source.made is not blocks.graph_of(block):
-        source = block._source = _read(block)
-    elif source.keys != _keys_of(source.norms):  # deepcopy gives layers new keys
-        remake_graph(block)
-    return source
-
-
-def _read(block):
-    graph = blocks.graph_of(block)
-    parsed = graphs.parse(graph)
-    nodes = parsed["nodes"]
-    entries = parsed["heads"] + [entry for node in nodes for entry in node["inputs"]]
-    used = {(source, output) for source, output, *_ in entries}
-    masked = {node["attrs"]["layer_key"] for node in nodes if _is_masked(node)}
-    layers, norms = {}, {}
-    for number, node in enumerate(nodes):
-        if node["op"] not in _OPERATORS and not is_ours(node):
-            continue
-        inputs = [nodes[n]["name"] for n, *_ in node["inputs"]]
-        inputs = inputs[1:3] + inputs[-2:]
-        key = node["attrs"].get("layer_key", number)  # two nodes may have one layer
-        if key not in layers:
-            layers[key] = _layer_of(node, inputs, block.params)
-        layer = layers[key]
-        computed = [n for n, i in zip(_PARAMETERS, inputs) if i not in block.params]
-        reason = f"the graph computes {' and '.join(computed)}" if computed else ""
-        if node["op"] in _OPERATORS and used & {(number, 1), (number, 2)}:
-            reason = "the graph reads its mean or variance"
-        name = layer._sync.name if is_ours(node) else _prefix(node)
-        norms[number] = Norm(name, layer, reason, block, key in masked)
-    return _Source(graph, norms, graph, _keys_of(norms))
-
-
-def _layer_of(node, inputs, parameters):
-    attributes = node["attrs"]
-    cls = _OPERATORS.get(node["op"], nn.BatchNorm)
-    options = {"num_devices": 1} if cls is CONTRIB else {}  # MXNet warns without it
-    layer = blocks.make_named(cls, _prefix(node), **options)
-    if is_ours(node):
-        layer._sync = steps.layers[attributes["layer_key"]]
-        layer.__class__ = SyncBatchNorm
-        settings = {**layer._sync.norm_settings, _FROZEN: False}
-    else:
-        settings = {
-            "axis": int(attributes.get("axis", 1)),
-            "eps": float(attributes.get("eps", np.float32(1e-3))),
-            "momentum": float(attributes.get("momentum", 0.9)),
-            "fix_gamma": attributes.get("fix_gamma", "True") in _TRUE,
-            _FROZEN: _is_frozen(node),
-        }
-    blocks.set_settings(layer, {**settings_of(layer), **settings})
-    for name, source in zip(_PARAMETERS, inputs):
-        if source in parameters:
-            blocks.set_parameter(layer, name, parameters[source])
-    return layer
-
-
-def remake_graph(block: SymbolBlock) -> None:
-    """Make the graph of a SymbolBlock from its layers."""
-    source = block._source
-    nodes, norms = graphs.parse(source.graph)["nodes"], source.norms
-    changes = {number: _change(nodes[number], norms[number]) for number in norms}
-    replaced = {number for number, change in changes.items() if change is None}
-    ours = {number for number in replaced if is_ours(nodes[number])}
-    dropped = guards_of(nodes, ours)  # operators that a call of the layer adds again
-
-    def replace(number, node):
-        if number in replaced:
-            return _symbol_of(norms[number].layer, _is_masked(node))
-        node["attrs"].update(changes.get(number, {}))
-        return mx.sym.var(graphs.INPUT) if number in dropped else None
-
-    source.made = source.graph
-    if any(change != {} for change in changes.values()):
-        source.made = graphs.rewrite(source.graph, replace)
-    source.keys = _keys_of(norms)
-    blocks.set_graph(block, source.made)
-
-
-def _change(node, norm):
-    """Return new attributes for a node, or None if it needs another operator."""
-    layer, is_frozen = norm.layer, settings_of(norm.layer)[_FROZEN]
-    if is_ours(node):
-        if type(layer) is not SyncBatchNorm or is_frozen:
-            return None
-        layer._sync.register(getattr(layer, name) for name in _PARAMETERS)
-        layer._sync.update(layer.contexts(), settings_of(layer))
-        layer._sync.kept.add(layer._sync)
-        return {"layer_key": layer.key}
-    if not norm.reason and type(layer) is not _OPERATORS[node["op"]]:
-        return None
-    return {} if is_frozen == _is_frozen(node) else {_FROZEN: str(is_frozen)}
-
-
-def _symbol_of(layer, is_masked):
-    """Call a layer on the variable that `graphs.rewrite` replaces by a node's input."""
-    data, settings = mx.sym.var(graphs.INPUT), settings_of(layer)
-    if is_masked:  # the node's input is a matrix (elements, channels)
-        blocks.set_settings(layer, {**settings, "axis": -1})
-    symbol = layer(data.as_np_ndarray() if mx.util.is_np_array() else data)
-    blocks.set_settings(layer, settings)
-    return symbol
-
-
-def _is_masked(node):
-    return node["attrs"].get("masked") in _TRUE
-
-
-def _is_frozen(node):
-    return node["attrs"].get(_FROZEN) in _TRUE
-
-
-def _prefix(node):
-    return re.sub("_fwd$", "", node["name"])

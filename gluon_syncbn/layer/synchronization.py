@@ -20,10 +20,13 @@ from ..arguments import (
     comma_list,
     short_repr,
 )
-from ..native import steps
-from ..native.failures import check_timeout, here, warn, watch_process
+from ..native import guarded_trainers
+from ..native.failures import watch_process
 from ..native.library import LayerOptions, load
 from ..native.processes import world
+from ..native.program_lines import warn
+from ..native.timeouts import check_timeout
+from ..native.turns import here
 
 # Native code numbers these in the same order.
 NONFINITE = "propagate", "skip", "raise"
@@ -117,7 +120,7 @@ class Synchronization:
         layer = load().gluon_syncbn_create_layer(self.key, name)
         release = weakref.finalize(self, load().gluon_syncbn_release_layer, layer)
         release.atexit = False
-        steps.layers[self.key] = self
+        guarded_trainers.layers[self.key] = self
 
     def __reduce__(self):  # a copy gets another key
         return Synchronization, (self.name, self.settings, self.original)
@@ -127,7 +130,7 @@ class Synchronization:
         parameters = list(parameters)
         if not self.parameters.issuperset(parameters):
             self.parameters = weakref.WeakSet(parameters)
-            steps.guard_trainers(parameters)
+            guarded_trainers.guard_trainers(parameters)
 
     def update(
         self, contexts: Sequence, norm_settings: dict, restarts: bool = False
@@ -194,7 +197,7 @@ class Synchronization:
     def release(self) -> None:
         """Undo `register` when the layer stops being a SyncBatchNorm."""
         parameters, self.parameters = self.parameters, weakref.WeakSet()
-        steps.release_trainers(parameters)
+        guarded_trainers.release_trainers(parameters)
 
     def lacks_processes(self) -> bool:
         """Return True if `group` is not "process" and no other process is connected."""

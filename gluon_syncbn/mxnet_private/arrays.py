@@ -17,6 +17,11 @@ from mxnet.ndarray.register import _make_ndarray_function
 from ..compat import IS_GLUON_2
 
 _LIB = mx.base._LIB
+DTYPES = {  # names of MXNet's dtypes by NumPy type; MXNet publishes no list
+    dtype: np.dtype(dtype).name
+    for dtype in mx.nd.ndarray._DTYPE_NP_TO_MX
+    if isinstance(dtype, type)
+}
 # Reorder2DefaultAsync has no C interface, only this C++ name. Builds of MXNet without
 # oneDNN lack it, because they have no blocked layouts.
 _reorder = getattr(_LIB, "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv", None)

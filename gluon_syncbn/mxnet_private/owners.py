@@ -12,7 +12,7 @@ from typing import Any, Iterable, Iterator, NamedTuple, Sequence
 import mxnet as mx
 from mxnet import autograd
 
-from . import graphs
+from . import tape
 from .arrays import copyto, write_sum
 from .parameters import (
     contexts_of,
@@ -255,7 +255,7 @@ class Variables:
 def _variables_of(parameter):
     if not parameter._grad:
         return
-    names, is_owned = graphs.names_of(parameter._data), is_replicated(parameter)
+    names, is_owned = tape.names_of(parameter._data), is_replicated(parameter)
     lists = parameter._data, parameter._grad, names
     for index, context in enumerate(contexts_of(parameter)):
         if index and is_owned:

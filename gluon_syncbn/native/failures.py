@@ -1,129 +1,30 @@
-"""Timeouts, recovery after an error, and lines of the user's program in errors."""
+"""Failures of layers, recovery from them, and the end of the process."""
 
 from __future__ import annotations
 
 import atexit
-import collections
-import ctypes
 import os
-import sys
-import sysconfig
 import threading
-import traceback
-import warnings
-from contextlib import contextmanager, suppress
 from functools import lru_cache
-from typing import Any, Iterator, Sequence
 
 import mxnet as mx
 
-from ..arguments import as_real, check_type, short_repr
-from ..mxnet_private.graphs import release_owners
-from .interrupts import DeferredSignals, watch_ctrl_c
+from ..arguments import check_type
+from ..mxnet_private.tape import release_owners
+from .interrupts import watch_ctrl_c
 from .library import load
+from .program_lines import locate
+from .turns import take_last_turn, turn
 
-_VARIABLE = "GLUON_SYNCBN_TIMEOUT"
-_EXIT_SECONDS = 10  # how long the exit waits for the map of another thread
 latest_recovery = 0, 0, ""  # its number (0 before the first), thread and reason
 
 
-class Here(threading.local):
-    """State of the calling thread."""
-
-    contexts: Sequence = ()  # the contexts of the innermost `Devices.map`
+class _Thread(threading.local):
     recovery = -1  # the number of recoveries when `raise_pending` last ran
     was_cancelled = False  # True if another thread cancelled this thread's work
 
-    def __reduce__(self) -> str:  # a deep copy of `here` is `here` itself
-        return "here"
 
-
-here = Here()
-_turns: Any = collections.defaultdict(threading.RLock)  # one per process
-
-
-@contextmanager
-def turn() -> Iterator[tuple[DeferredSignals, bool]]:
-    """Defer signals, and wait until no other thread is in `Devices.map` or `recover`.
-
-    A recovery during a map would cancel only half of its work. Yield the section of
-    deferred signals, and False if the wait has timed out.
-    """
-    watch_ctrl_c()
-    with DeferredSignals() as section:
-        if here.contexts:  # the outermost map has the turn
-            yield section, True
-            return
-        lock = _turns[os.getpid()]
-        try:
-            has_turn = lock.acquire(False) or section.wait(
-                0, lock.acquire, True, lock_timeout()
-            )
-            yield section, has_turn
-        finally:
-            with suppress(RuntimeError):  # the wait timed out or was interrupted
-                lock.release()
-
-
-# ---- Timeouts.
-
-
-def check_timeout(seconds: object, name: str = "timeout") -> float:
-    value = as_real(seconds)
-    if not value > 0:
-        raise ValueError(
-            f"{name} must be a positive number of seconds, or inf for no timeout, got "
-            f"{short_repr(seconds)}"
-        )
-    return value
-
-
-def set_timeout(seconds: float) -> None:
-    """Set how long a device waits for the others, unless its layer has a `timeout`.
-
-    The environment variable ``GLUON_SYNCBN_TIMEOUT`` sets the initial value. Its
-    default is 300 s.
-
-    Parameters
-    ----------
-    seconds : float
-        A positive number, counted from a device's own arrival at a layer. With ``inf``,
-        and numbers from 1e9 (31 years) on, a wait never times out.
-
-    Raises
-    ------
-    ValueError
-        If `seconds` is not a positive number.
-
-    Examples
-    --------
-    >>> import gluon_syncbn
-    >>> previous = gluon_syncbn.get_timeout()
-    >>> gluon_syncbn.set_timeout(60)
-    >>> gluon_syncbn.get_timeout()
-    60.0
-    >>> gluon_syncbn.set_timeout(previous)
-    """
-    load().gluon_syncbn_set_timeout(check_timeout(seconds, "seconds"))
-
-
-def get_timeout() -> float:
-    """Return the timeout in seconds that :func:`set_timeout` sets.
-
-    Examples
-    --------
-    >>> import gluon_syncbn
-    >>> gluon_syncbn.get_timeout() > 0
-    True
-    """
-    return load().gluon_syncbn_timeout()
-
-
-def lock_timeout() -> float:
-    return min(load().gluon_syncbn_timeout(), threading.TIMEOUT_MAX)
-
-
-# ---- Failures and recovery.
+_thread = _Thread()
 
 
 def failure() -> str:
@@ -138,9 +39,9 @@ def raise_pending() -> None:
     if failed:
         raise mx.MXNetError(failed)
     number, by, reason = latest_recovery
-    seen, here.recovery = here.recovery, number
-    here.was_cancelled = seen not in (-1, number) and by != threading.get_ident()
-    if here.was_cancelled:
+    seen, _thread.recovery = _thread.recovery, number
+    _thread.was_cancelled = seen not in (-1, number) and by != threading.get_ident()
+    if _thread.was_cancelled:
         raise mx.MXNetError(
             "pending work of this thread was cancelled by gluon_syncbn.recover() in "
             f"another thread ({reason}). Discard its results, and repeat the step "
@@ -203,7 +104,7 @@ def recover(reason: str = "gluon_syncbn.recover() was called") -> None:
     True True
     """
     check_type("reason", reason, str, "a str")
-    was_cancelled, here.was_cancelled = here.was_cancelled, False
+    was_cancelled, _thread.was_cancelled = _thread.was_cancelled, False
     if was_cancelled and not failure():
         return
     load().gluon_syncbn_fail_all(reason, False)  # so a map in another thread ends
@@ -244,7 +145,7 @@ def finish_work() -> None:
     load().gluon_syncbn_set_locator(None)
     reason = "the Python interpreter exits"
     load().gluon_syncbn_fail_all(reason, False)  # so a map in another thread ends
-    _turns[os.getpid()].acquire(timeout=min(lock_timeout(), _EXIT_SECONDS))
+    take_last_turn()
     _cancel(reason)
 
 
@@ -261,72 +162,4 @@ def _register_handlers():
     # MXNet's own exit handler runs after this one. It stops the threads of custom
     # operators, then waits for all work, so it would wait for our operators forever.
     atexit.register(finish_work)
-    load().gluon_syncbn_set_locator(_locate)
-
-
-# ---- The user's lines, which timeouts and warnings show.
-
-_LIBRARIES = tuple(
-    os.path.join(path, "")
-    for path in (
-        os.path.dirname(os.path.dirname(__file__)),
-        os.path.dirname(mx.__file__),
-        *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")),
-    )
-)
-
-
-def warn(text: str) -> None:
-    """Issue a warning for the user's line that has called this package."""
-    frame, level = sys._getframe(), 1  # noqa: SLF001
-    users = _users_frame(frame)
-    while frame is not users and frame.f_back is not None:
-        frame, level = frame.f_back, level + 1
-    warnings.warn(text, stacklevel=level)
-
-
-@ctypes.CFUNCTYPE(None)
-def _locate():
-    """Report to native code which line of the user's program each thread executes."""
-    with suppress(BaseException):  # after an error nothing is reported
-        frames, main = sys._current_frames(), threading.main_thread()  # noqa: SLF001
-        lines = ""
-        for thread in threading.enumerate():
-            place = _describe(_users_frame(frames.get(thread.ident or 0)))
-            name = "The program" if thread is main else f"Its thread '{thread.name}'"
-            lines += f"\n{name} stands at {place}" if place else ""
-        load().gluon_syncbn_tell_where(lines)
-
-
-def _describe(frame):
-    if frame is None:
-        return ""
-    (line,) = traceback.extract_stack(frame, limit=1)
-    path, folder = line.filename, os.path.join(os.getcwd(), "")
-    inside = "" if line.name == "<module>" else f", in {line.name}"
-    source = f": {line.line}" if line.line else ""
-    path = path[len(folder) :] if path.startswith(folder) else path
-    return f"{path}:{line.lineno}{inside}{source}"
-
-
-def _users_frame(frame):
-    while frame is not None:
-        file = frame.f_code.co_filename
-        is_main = frame.f_globals.get("__name__") == "__main__"
-        # MXNet generates its operators' functions from text, with the file "<string>".
-        is_generated = file.startswith("<") and not is_main
-        if not (is_generated or os.path.abspath(file).startswith(_LIBRARIES)):
-            break
-        frame = frame.f_back
-    return frame
-
-
-# ---- When this module is imported.
-
-load()  # registers the operator, so that symbols from files find it
-_seconds = os.environ.get(_VARIABLE)
-if _seconds is not None:
-    try:
-        set_timeout(float(_seconds))
-    except ValueError:
-        check_timeout(_seconds, _VARIABLE)  # raises an error with the variable's name
+    load().gluon_syncbn_set_locator(locate)

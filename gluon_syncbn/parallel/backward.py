@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 import numpy as np
 from mxnet import autograd
 
-from ..mxnet_private import graphs
+from ..mxnet_private import tape
 from ..mxnet_private.owners import write_gradients
 from .recorded_call import calls_behind
 
@@ -21,7 +21,7 @@ from .recorded_call import calls_behind
 @lru_cache(maxsize=None)
 def replace_backward() -> None:
     """Replace MXNet's backward for heads that depend on a net's recorded calls."""
-    graphs.install_backward(_backward)
+    tape.install_backward(_backward)
 
 
 def _backward(backward):
@@ -44,10 +44,10 @@ def _backward(backward):
     }
     with autograd.pause():
         heads, found = _run_calls(calls, leaves, backward)
-        _write(found, graphs.variables_behind(heads))
+        _write(found, tape.variables_behind(heads))
     if not backward.retain_graph:
         # Graphs may share arrays, so freeing one graph alone could break another.
-        graphs.drop(heads + [head for call in calls for head in call.heads])
+        tape.drop(heads + [head for call in calls for head in call.heads])
 
 
 def _check_head_gradients(backward):
@@ -78,7 +78,7 @@ def _run_calls(calls, leaves, backward):
     if has_inputs:
         cut_gradients = _gradients_by_name(leaves, heads, gradients, mode)
     else:
-        graphs.differentiate(heads, gradients, (), True, mode)
+        tape.differentiate(heads, gradients, (), True, mode)
         cut_gradients = {name: leaf.grad for name, leaf in leaves.items()}
     for call in calls:
         pairs, inputs, dxs = call.backward(cut_gradients, mode)
@@ -94,7 +94,7 @@ def _run_calls(calls, leaves, backward):
                 cut_gradients[name] = gradient
             heads, gradients = heads + inputs, gradients + dxs
     if has_inputs:
-        graphs.differentiate(heads, gradients, (), True, mode)
+        tape.differentiate(heads, gradients, (), True, mode)
     return heads, parts.values()
 
 
@@ -113,10 +113,10 @@ def _write(found, names):
 
 def _gradients_by_name(leaves, heads, gradients, train_mode):
     """Return the gradients of `leaves` by name, if heads depend on them."""
-    names = graphs.variables_behind(heads)
+    names = tape.variables_behind(heads)
     found = {name: leaf for name, leaf in leaves.items() if name in names}
     if not found:
         return {}
     variables = list(found.values())
-    results = graphs.differentiate(heads, gradients, variables, True, train_mode)
+    results = tape.differentiate(heads, gradients, variables, True, train_mode)
     return dict(zip(found, results))

@@ -30,6 +30,8 @@ from ..arguments import (
 from ..compat import Context
 from ..mxnet_private.arrays import draw_seed, set_seed, watch_seed
 from ..native import failures
+from ..native.timeouts import get_timeout, lock_timeout
+from ..native.turns import here, turn
 from .shards import check_array, number_of_rows, share_bounds, split_rows
 
 _LISTS = (Sequence, mx.nd.NDArray, np.ndarray)
@@ -113,7 +115,7 @@ class Workers:
         for key, worker in list(self._workers.items()):
             calls = list(worker.unfinished)
             if calls and key[0] == os.getpid():
-                if wait(calls, failures.lock_timeout()).not_done:
+                if wait(calls, lock_timeout()).not_done:
                     del self._workers[key]
 
 
@@ -278,11 +280,11 @@ class Devices:
 
         The lists have as many elements as there are contexts to call.
         """
-        is_nested = bool(failures.here.contexts)
-        with failures.turn() as (section, has_turn):
+        is_nested = bool(here.contexts)
+        with turn() as (section, has_turn):
             if not has_turn:
                 raise mx.MXNetError(
-                    f"waited {failures.get_timeout():g} s for the map of another thread"
+                    f"waited {get_timeout():g} s for the map of another thread"
                 )
             # The first argument of `wait` is how many presses of Ctrl-C it defers.
             if not is_nested:
@@ -325,7 +327,7 @@ class OwnThreads(Devices):
 
 def inside_map(contexts: Sequence[mx.Context] = ()) -> bool:
     """Return True inside a `map`; if `contexts` are given, only in a map over them."""
-    mapped = failures.here.contexts
+    mapped = here.contexts
     return bool(mapped) and (not contexts or list(contexts) == list(mapped))
 
 
@@ -343,14 +345,14 @@ def _with_callers_state(function, contexts):
     """Return `function` with the caller's flags and seed, to call in other threads."""
     global _latest_draw
     # A draw waits for queued work, which in a map may wait for another context's call.
-    if _latest_draw[0] != _seed_count and not failures.here.contexts:
+    if _latest_draw[0] != _seed_count and not here.contexts:
         _latest_draw = _seed_count, draw_seed()
     seed_count, seed = _latest_draw
     is_recording, is_training = autograd.is_recording(), autograd.is_training()
     np_shape, np_array = mx.util.is_np_shape(), mx.util.is_np_array()
 
     def call(context, *elements):
-        previous, failures.here.contexts = failures.here.contexts, contexts
+        previous, here.contexts = here.contexts, contexts
         flags = autograd.set_recording(is_recording), autograd.set_training(is_training)
         try:
             if _thread.seed_count != seed_count:
@@ -361,7 +363,7 @@ def _with_callers_state(function, contexts):
                 with mx.util.np_array(np_array):
                     return function(*elements)
         finally:
-            failures.here.contexts = previous
+            here.contexts = previous
             autograd.set_recording(flags[0])
             autograd.set_training(flags[1])
 

@@ -33,8 +33,10 @@ from ..mxnet_private.owners import (
     stale_parameters,
 )
 from ..mxnet_private.parameters import contexts_of, is_dense
-from ..native import failures, steps
-from ..native.failures import warn
+from ..native.failures import watch_process
+from ..native.guarded_trainers import guard_trainers
+from ..native.program_lines import warn
+from ..native.turns import here
 from .backward import replace_backward
 from .devices import Devices, inside_map
 from .participants import only_participants
@@ -47,7 +49,7 @@ class ForwardOnDevices(ForwardReplacement):
 
     def __init__(self, net: mx.gluon.Block) -> None:
         super().__init__(net)
-        # False if the user has assigned to net.forward. layer/finding.py reads this.
+        # False if the user has assigned to net.forward. layer/norm_kinds.py reads it.
         functions = self.replaced.values()
         self.calls_class = all(getattr(f, "calls_class", False) for f in functions)
         self.variables = Variables()
@@ -63,7 +65,7 @@ class ForwardOnDevices(ForwardReplacement):
         call = None
         if autograd.is_recording():
             replace_backward()
-            failures.watch_process()
+            watch_process()
             call = RecordedCall(self.net, devices, shards)
         trains = autograd.is_recording() or autograd.is_training()
         arguments = zip(*shards.arguments)
@@ -177,13 +179,13 @@ class ParallelForward(ForwardOnDevices):
                 f"{comma_list(contexts)}, got {comma_list(found)}. {fix}"
             )
         if is_dense(parameter) and not is_replicated(parameter):
-            replicate(parameter, failures.here)
-            steps.guard_trainers([parameter])
+            replicate(parameter, here)
+            guard_trainers([parameter])
         set_summed([parameter], False)  # new arrays have no gradient yet
 
     def _run_on_one_device(self, args):
         parameters = self.adopt_parameters(blocks_of(self.net))
-        if inside_map() and mx.context.current_context() == failures.here.contexts[0]:
+        if inside_map() and mx.context.current_context() == here.contexts[0]:
             copy_owners(stale_parameters(parameters))  # before any device runs the net
         if autograd.is_recording():
             # Backward sums no gradients over devices here, so a Trainer must sum them.

@@ -17,8 +17,8 @@ from ..arguments import (
     comma_list,
     short_repr,
 )
+from ..layer.cached_ops import watch_graphs
 from ..layer.finding import synchronized_layers
-from ..layer.graphs import watch_graphs
 from ..layer.synchronization import NONFINITE, Settings
 from ..mxnet_private.blocks import (
     blocks_of,
@@ -34,7 +34,7 @@ from ..mxnet_private.parameters import (
     trainer_of,
 )
 from ..mxnet_private.trainers import use_replicas
-from ..native import steps
+from ..native.guarded_trainers import release_trainers
 from .devices import Devices
 from .forward import ParallelForward, is_parallel
 
@@ -246,7 +246,7 @@ def revert_parallel(net: mx.gluon.Block) -> mx.gluon.Block:
         use_replicas(trainer)
     for parameter in parameters:
         undo_replicate(parameter)
-    steps.release_trainers(parameters)
+    release_trainers(parameters)
     for layer in synchronized_layers(net):  # make_parallel has set their num_devices
         layer._sync.settings = layer._sync.settings._replace(num_devices=None)
     net.apply(forget_graph)

@@ -15,8 +15,8 @@ from mxnet import autograd
 
 from ..mxnet_private.arrays import arrays_in
 from ..mxnet_private.blocks import blocks_of, forget_graph
-from ..mxnet_private.graphs import count_scopes, scope_number
 from ..mxnet_private.parameters import contexts_of
+from ..mxnet_private.tape import count_scopes, scope_number
 from ..native import failures
 from .devices import OwnThreads, inside_map
 from .forward import ForwardOnDevices, check_not_parallel, is_parallel

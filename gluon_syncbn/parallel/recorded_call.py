@@ -19,13 +19,13 @@ from typing import Iterable, Sequence
 import mxnet as mx
 from mxnet import autograd
 
-from ..mxnet_private import graphs
+from ..mxnet_private import tape
 from ..mxnet_private.arrays import broadcast_add, flatten, to_context
 from ..mxnet_private.blocks import blocks_of, name_of
 from ..mxnet_private.owners import check_no_copies
 from ..mxnet_private.parameters import data_of
+from ..native.guarded_trainers import list_alive
 from ..native.library import load
-from ..native.steps import list_alive
 from .devices import Devices
 from .shards import Shards, join_shards
 
@@ -34,12 +34,12 @@ _calls = weakref.WeakValueDictionary()  # {id: RecordedCall} in the order of cal
 
 def calls_behind(heads: Iterable) -> tuple[list[RecordedCall], set[str]]:
     """Return the calls, the latest first, and the variables that heads depend on."""
-    names, found = graphs.variables_behind(heads), []
+    names, found = tape.variables_behind(heads), []
     check_no_copies(names)
     for call in reversed(list_alive(_calls)):
         if not names.isdisjoint(call.cut_leaves):  # then search behind its inputs
             found.append(call)
-            names |= graphs.variables_behind(call.inputs)
+            names |= tape.variables_behind(call.inputs)
     return found, names
 
 
@@ -52,7 +52,7 @@ class RecordedCall:
         # Backward uses these views as heads. MXNet accepts no variable as a head.
         self.inputs = [x.reshape(x.shape) for x, *_ in shards.recorded]
         per_device = zip(*(column for _, column, _ in shards.recorded))
-        named = [dict(zip(graphs.names_of(xs), xs)) for xs in per_device]
+        named = [dict(zip(tape.names_of(xs), xs)) for xs in per_device]
         self._device_inputs = named or [{}] * len(shards.contexts)
         self.cut_leaves: dict = {}  # {name: detached output, a variable}
         self.heads: list = []  # the devices' outputs that the latest backward reached
@@ -66,7 +66,7 @@ class RecordedCall:
             outputs = list(map(_distinct_heads, outputs))
         self._device_outputs = outputs
         self._variables = [variables.get(c, {}) for c in self._shards.contexts]
-        found = [graphs.symbols_of(each) for each in outputs]
+        found = [tape.symbols_of(each) for each in outputs]
         own = zip(found, self._device_inputs, self._variables)
         have_variables = [self._check_variables(*each) for each in own]
         joined = []
@@ -79,7 +79,7 @@ class RecordedCall:
 
     def _check_variables(self, symbols, inputs, parameters):
         """Return True if a device's graphs have variables; raise if one is foreign."""
-        names = graphs.variables_behind((), symbols)
+        names = tape.variables_behind((), symbols)
         foreign = names - inputs.keys() - parameters.keys()
         if foreign:
             raise ValueError(
@@ -104,11 +104,11 @@ class RecordedCall:
         variables = [leaf for leaf, _ in pairs]
         gradients = [mx.nd.empty(x.shape, place, x.dtype) for x, place in pairs]
         autograd.mark_variables(variables, gradients)
-        names = graphs.names_of(leaves)
+        names = tape.names_of(leaves)
         self.cut_leaves.update((n, x) for n, x in zip(names, leaves) if n)
         _calls[id(self)] = self
         set_flag = load().gluon_syncbn_set_flag
-        zero = graphs.owning_zero(self, leaves[0], set_flag)
+        zero = tape.owning_zero(self, leaves[0], set_flag)
         leaves[0] = broadcast_add(leaves[0], zero)
         output = join_shards(leaves, axis, context)
         is_np = isinstance(shards[0], mx.np.ndarray)
@@ -126,7 +126,7 @@ class RecordedCall:
         def backward_on(context, outputs, names, inputs, parameters):
             reached = [k for k, name in enumerate(names) if name in cut_gradients]
             heads = [outputs[k] for k in reached]
-            behind = graphs.variables_behind(heads)
+            behind = tape.variables_behind(heads)
             if not behind:
                 return [], [], {}
             dys = [cut_gradients[names[k]] for k in reached]
@@ -136,7 +136,7 @@ class RecordedCall:
             variables = [parameters[name] for name in parameters if name in behind]
             xs = {name: x for name, x in inputs.items() if name in behind}
             arrays = [v.arrays[v.place] for v in variables] + list(xs.values())
-            found = graphs.differentiate(heads, dys, arrays, True, train_mode)
+            found = tape.differentiate(heads, dys, arrays, True, train_mode)
             dxs = dict(zip(xs, found[len(variables) :]))
             return heads, list(zip(variables, found)), dxs
 
@@ -160,7 +160,7 @@ class RecordedCall:
 def _distinct_heads(outputs):
     """Replace duplicates by views; MXNet uses only one gradient of a repeated head."""
     names, heads = set(), []
-    for output, name in zip(outputs, graphs.names_of(outputs)):
+    for output, name in zip(outputs, tape.names_of(outputs)):
         is_duplicate = name is not None and name in names
         heads.append(output.reshape(output.shape) if is_duplicate else output)
         names.add(name)
@@ -175,6 +175,6 @@ def _holder_of(names, net):
             for item in flatten(value):
                 is_parameter = isinstance(item, mx.gluon.Parameter)
                 arrays = data_of(item) if is_parameter else [item]
-                if not names.isdisjoint(graphs.variables_behind(arrays)):
+                if not names.isdisjoint(tape.variables_behind(arrays)):
                     return f"the attribute '{attribute}' of {name_of(block)}"
     return "an array"

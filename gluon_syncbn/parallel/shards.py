@@ -13,6 +13,7 @@ from mxnet import autograd
 
 from ..arguments import check_type, comma_list, short_repr
 from ..mxnet_private.arrays import (
+    DTYPES,
     array_of,
     arrays_in,
     concat,
@@ -22,7 +23,7 @@ from ..mxnet_private.arrays import (
     to_context,
     write_sum,
 )
-from ..mxnet_private.graphs import DTYPES, variables_behind
+from ..mxnet_private.tape import variables_behind
 
 
 @dataclass(frozen=True)

@@ -234,7 +234,7 @@ SYNCBN_EXPORT(int, gluon_syncbn_distributed_leave) {
 
 // Prints `text` and ends the process after `seconds`, unless this function is called again before.
 // An empty text only cancels the earlier call. A timer in Python could not run while the import of
-// mpi4py (native/processes.py) holds the GIL.
+// mpi4py (distributed/connection.py) holds the GIL.
 SYNCBN_EXPORT(int, gluon_syncbn_exit_after, double seconds, const char* text) {
   static std::atomic<int> calls{0};
   return CatchAll([&, text = std::string(text)] {

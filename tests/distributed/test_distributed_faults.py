@@ -139,15 +139,16 @@ def test_one_process_where_the_launcher_started_more():
 def test_without_mpi():
     program = """
 from pathlib import Path
-from gluon_syncbn.native import library, processes
+from gluon_syncbn.distributed import connection
+from gluon_syncbn.native import library
 
 sys.modules['mpi4py'] = None  # as if it were not installed
 assert 'needs mpi4py' in error_of(distributed.init)
 del sys.modules['mpi4py']
-mpi_path, processes.mpi_path = processes.mpi_path, lambda: Path(library.__file__)
+mpi_path, connection.mpi_path = connection.mpi_path, lambda: Path(library.__file__)
 text = error_of(distributed.init)
 assert 'mpi4py' in text and 'library.py: invalid ELF header' in text, text
-processes.mpi_path = mpi_path
+connection.mpi_path = mpi_path
 library._MPI_NAME = 'no_such_library.so'
 assert not gluon_syncbn.features()['mpi']
 assert 'built without MPI' in error_of(distributed.init)

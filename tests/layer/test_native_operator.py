@@ -7,7 +7,7 @@ import functools
 import os
 
 import gluon_syncbn
-from gluon_syncbn.layer import native
+from gluon_syncbn.layer import native_operator as native
 from gluon_syncbn.native.library import load
 
 import mxnet as mx
@@ -350,7 +350,9 @@ def test_custom_operators_of_others_are_unchanged():
 
 def test_a_graph_runs_the_native_operator(monkeypatch):
     made = []
-    monkeypatch.setattr(native, "rename", lambda node: made.append(node["name"]))
+    monkeypatch.setattr(
+        native_operator, "rename", lambda node: made.append(node["name"])
+    )
     net = nn.HybridSequential()
     net.add(gluon_syncbn.SyncBatchNorm(num_devices=1, in_channels=2))
     net.initialize()
@@ -370,5 +372,5 @@ def test_a_graph_runs_the_native_operator(monkeypatch):
     ],
 )
 def test_a_reason_is_given(variables, reason):
-    code = "from gluon_syncbn.layer import native; print(native.missing())"
+    code = "from gluon_syncbn.layer.native_operator import missing; print(missing())"
     assert output_of(code, **variables).strip() == reason

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import gluon_syncbn
 from gluon_syncbn import __main__, installation
-from gluon_syncbn.layer import native
+from gluon_syncbn.layer import native_operator
 from gluon_syncbn.native import library
 
 import mxnet as mx
@@ -23,7 +23,7 @@ def test_it_reports_versions_devices_and_checks():
     assert f"instruction_set: {features['instruction_set']}" in output
     assert f"commit: {features['commit'] or 'none'}\n" in output
     assert f"library: {features['library']}" in output
-    reason = native.missing()
+    reason = native_operator.missing()
     assert f"native operator: {'no' if reason else 'yes'}" in output
     assert reason in output
     assert re.search(r"^devices: \d+ CPU cores, ", output, re.M)

@@ -8,7 +8,7 @@ import sys
 import threading
 
 import gluon_syncbn
-from gluon_syncbn.mxnet_private import graphs
+from gluon_syncbn.mxnet_private import tape
 from gluon_syncbn.parallel import participants
 
 import numpy as np
@@ -91,7 +91,7 @@ FILES = contextlib.__file__, gluon.trainer.__file__
 
 # Exceptions inside these functions once did harm. A test raises one at each opcode.
 FUNCTIONS = (
-    graphs.differentiate,  # a flag of MXNet stayed set, and later backwards did nothing
+    tape.differentiate,  # a flag of MXNet stayed set, and later backwards did nothing
     gluon.Trainer._update,  # only some parameters were updated
     participants.only_participants.__wrapped__,  # later calls raised errors
 )

@@ -77,12 +77,12 @@ for _ in range(3):
 
 DELETE_WHILE_THE_GIL_IS_HELD = """
 import ctypes, gc, weakref
-from gluon_syncbn.mxnet_private import graphs
+from gluon_syncbn.mxnet_private import tape
 from gluon_syncbn.parallel import recorded_call
 
 net = gluon_syncbn.make_parallel(nn.Dense(1, in_units=3), contexts)
 net.initialize()
-calls, library = [], graphs._LIB
+calls, library = [], tape._LIB
 record = library.MXCustomFunctionRecord
 library.MXCustomFunctionRecord = lambda *args: calls.append(args[-1]) or record(*args)
 with autograd.record():

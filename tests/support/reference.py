@@ -3,7 +3,7 @@
 Tests compare with it, within the tolerances of this file.
 """
 
-from gluon_syncbn.installation import (
+from gluon_syncbn.reference import (
     reduction_axes,
     reference_backward,
     reference_forward,

@@ -2,7 +2,7 @@
 
 Any block may run such a graph: GluonCV makes SymbolBlocks from symbols of a layer. So
 `watch_graphs` replaces ``mx.nd.CachedOp``, MXNet's class that runs graphs. Symbols have
-``Custom`` nodes with guards (layer/fallback.py), which every version of MXNet can run.
+``Custom`` nodes with guards (layer/guards.py), which every version of MXNet can run.
 docs/design/mxnet.md has the reasons for the order of layers in static_shape graphs.
 """
 
@@ -17,12 +17,13 @@ from mxnet import autograd
 
 from ..arguments import comma_list
 from ..mxnet_private.arrays import arrays_in, push
-from ..mxnet_private.graphs import from_nodes, parse, resolve_entry, to_json
-from ..native import steps
-from ..native.failures import here, warn
+from ..mxnet_private.symbols import from_nodes, parse, resolve_entry, to_json
+from ..native import guarded_trainers
 from ..native.library import load
-from . import fallback, native
-from .fallback import guards_of
+from ..native.program_lines import warn
+from ..native.turns import here
+from . import guards, native_operator
+from .guards import guards_of
 
 
 def is_ours(node: dict) -> bool:
@@ -33,7 +34,7 @@ def is_ours(node: dict) -> bool:
 def layers_in(symbol: Any) -> list:
     """Return the Synchronization of each layer in a graph, without duplicates."""
     keys = re.findall(r'"layer_key": "(\w+)"', to_json(symbol))
-    found = [steps.layers.get(key) for key in dict.fromkeys(keys)]
+    found = [guarded_trainers.layers.get(key) for key in dict.fromkeys(keys)]
     return [layer for layer in found if layer is not None]
 
 
@@ -112,11 +113,11 @@ def _prepared(symbol, is_static, is_for_gpus):
     graph = parse(symbol)
     ours = {number for number, node in enumerate(graph["nodes"]) if is_ours(node)}
     dropped = guards_of(graph["nodes"], ours)
-    is_native = not is_for_gpus and native.is_used()
+    is_native = not is_for_gpus and native_operator.is_used()
     if not is_for_gpus and not is_native:
-        dropped = fallback.choose_guards(symbol, graph, dropped, is_static)
+        dropped = guards.choose_guards(symbol, graph, dropped, is_static)
     nodes: list = []
-    entries: list = []  # see resolve_entry in mxnet_private/graphs.py
+    entries: list = []  # see resolve_entry in mxnet_private/symbols.py
     latest: dict = {}  # {running mean: the latest layer that uses it}
 
     for number, node in enumerate(graph["nodes"]):
@@ -138,6 +139,6 @@ def _prepared(symbol, is_static, is_for_gpus):
         entries.append([len(nodes), None])
         nodes.append({**node, "inputs": inputs})
         if is_native and number in ours:
-            native.rename(nodes[-1])
+            native_operator.rename(nodes[-1])
     heads = [resolve_entry(head, entries) for head in graph["heads"]]
     return from_nodes(symbol, graph, nodes, heads)

@@ -12,10 +12,10 @@ import mxnet as mx
 from ..mxnet_private import trainers
 from ..mxnet_private.owners import changing_owners, is_replicated
 from ..mxnet_private.parameters import trainer_of
-from . import failures
-from .failures import warn
+from .failures import raise_pending
 from .interrupts import DeferredSignals
 from .processes import world
+from .program_lines import warn
 
 # {key: the Synchronization of a layer}
 layers: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
@@ -128,7 +128,7 @@ def _await_gradients(trainer):
     """
     for gradient in trainers.gradients_of(trainer):
         gradient.wait_to_read()
-    failures.raise_pending()
+    raise_pending()
 
 
 def _warn_of_unconnected_layers(trainer):

@@ -1,7 +1,7 @@
 """The native operator, which reads and writes oneDNN's layouts on CPUs.
 
 The operator is in src/mxnet/native_op.cc, and docs/design/native_operator.md explains
-it. Where it cannot be used, layer/fallback.py makes MXNet's operator ``Custom`` safe.
+it. Where it cannot be used, layer/guards.py makes MXNet's operator ``Custom`` safe.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 from mxnet import autograd
 
 from ..mxnet_private.arrays import invoke
-from ..mxnet_private.graphs import differentiate
+from ..mxnet_private.tape import differentiate
 from ..native.library import load
-from . import fallback
+from . import guards
 from .synchronization import Settings, Synchronization
 
 NAME = "_gluon_syncbn"
@@ -82,7 +82,7 @@ def _step(operator):
         if operator == NAME:
             z = call(operands, layer_key=layer.key)
         else:
-            z = fallback.call_plainly(y, lambda: invoke(operator, operands, **node))
+            z = guards.call_plainly(y, lambda: invoke(operator, operands, **node))
         outputs = invoke("Convolution", [z, weight], **convolution)
     differentiate([outputs], [outputs], [], False, True)
     results = outputs, *(a.grad for a in variables), *statistics
