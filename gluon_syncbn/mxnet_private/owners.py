@@ -221,8 +221,8 @@ class Variables:
         self._lists: dict = {}
         self._found: dict | None = None  # the variables in these lists
 
-    def __reduce__(self) -> tuple:  # a deep copy of a net has other arrays
-        return Variables, ()
+    def __reduce__(self) -> tuple:  # the arrays of a deep copy have other names
+        return Variables, (), {"_lists": self._lists}
 
     def update(self, parameters: Iterable) -> dict:
         """Set the net's parameters, and find out whose arrays were replaced.

@@ -350,9 +350,7 @@ def test_custom_operators_of_others_are_unchanged():
 
 def test_a_graph_runs_the_native_operator(monkeypatch):
     made = []
-    monkeypatch.setattr(
-        native_operator, "rename", lambda node: made.append(node["name"])
-    )
+    monkeypatch.setattr(native, "rename", lambda node: made.append(node["name"]))
     net = nn.HybridSequential()
     net.add(gluon_syncbn.SyncBatchNorm(num_devices=1, in_channels=2))
     net.initialize()
