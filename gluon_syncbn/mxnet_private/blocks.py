@@ -235,8 +235,9 @@ class ForwardReplacement:
         attributes.update(self.replaced)
 
     def run_replaced(self, *args: Any) -> Any:
-        runs_graph = is_hybridized(self.net) and not is_traced(args)
-        name = _RUN_METHODS[-1] if runs_graph else "forward"
+        name = "forward"
+        if not FORWARD_RUNS_GRAPH and is_hybridized(self.net) and not is_traced(args):
+            name = "_call_cached_op"
         if name in self.replaced:
             return self.replaced[name](*args)
         return getattr(type(self.net), name)(self.net, *args)

@@ -92,11 +92,7 @@ class ParallelParameter(mx.gluon.Parameter):
 
     def _lend(self):
         self._is_lent = True
-        self.mark_changed()
-
-    def mark_changed(self) -> None:
-        """Note that the owner has changed."""
-        self._stale.update(range(1, len(self._data or ())))
+        self._stale.update(range(1, len(self._data)))
 
     def _reduce(self) -> mx.nd.NDArray:
         """Return the value to save; Gluon's mean over contexts would round it."""
@@ -129,7 +125,7 @@ def changing_owners(parameters: Iterable) -> Iterator[None]:
     finally:
         _thread.sees_owners = previous
         for parameter in parameters:
-            parameter.mark_changed()
+            parameter._stale.update(range(1, len(parameter._data or ())))
 
 
 def mark_copies_fresh(parameter: Any, fresh: bool) -> None:
@@ -269,12 +265,13 @@ def check_no_copies(names: set[str]) -> None:
     The caller's graph has such a copy only if the program kept an array that a device
     computed. In a `Devices.map` each device has its own gradient, which is not summed.
     """
-    for parameter in filter(None, map(_copies.get, names)):
-        if getattr(parameter, "is_summed", False):  # it may be a Parameter again
+    found = {name: p for name in names if (p := _copies.get(name)) is not None}
+    for name in sorted(found, key=lambda name: int(name[3:])):
+        if getattr(found[name], "is_summed", False):  # it may be a Parameter again
             raise ValueError(
                 "the loss depends on an array that a parallel net computed on one "
                 "device and did not return, so the rows of other devices would not "
-                f"count. The array depends on the copy of {parameter.name} on that "
+                f"count. The array depends on the copy of {found[name].name} on that "
                 "device. Return the array from the net, with one value per row."
             )
 

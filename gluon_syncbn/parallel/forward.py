@@ -124,7 +124,10 @@ class ParallelForward(ForwardOnDevices):
 
         def after_call():
             now = blocks_of(self.net)
-            if now != blocks and is_training and self._has_new_layers(now):
+            if now == blocks:
+                self.variables.update(parameters)
+                return parameters
+            if is_training and self._has_new_layers(now):
                 self._warn_of_new_layers()
             return self.adopt_parameters(now)
 
