@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, Callable
 
@@ -35,42 +35,42 @@ class DeferredSignals:
 
     def __init__(self) -> None:
         self._handlers: dict = {}  # the program's handler of each signal
-        self._deferred: list[tuple] = []
+        self._deferred: list[tuple] = []  # arguments of handlers
         self._patience: int | None = None  # argument of `wait`, None outside
 
     def __enter__(self) -> DeferredSignals:
         if threading.current_thread() is not threading.main_thread():
             return self
-        if DeferredSignals._open is not None:
-            return DeferredSignals._open
-        try:
-            for number in range(1, signal.NSIG):
-                handler = _handler_of(number)
-                if callable(handler):
-                    self._handlers[number] = handler
-                    _set_handler(number, partial(self._handle, handler))
-            DeferredSignals._open = self  # `_handle` defers now
-        except BaseException:
-            self._restore_handlers()
-            raise
-        return self
+        if DeferredSignals._open is None:
+            try:
+                for number in range(1, signal.NSIG):
+                    handler = _handler_of(number)
+                    if callable(handler):
+                        self._handlers[number] = handler
+                        _set_handler(number, self._handle)
+                DeferredSignals._open = self  # `_handle` defers now
+            except BaseException:
+                self._restore_handlers()
+                raise
+        return DeferredSignals._open
 
     def __exit__(self, *exception: Any) -> None:
-        if DeferredSignals._open is not self:
-            return
-        try:
-            DeferredSignals._open = None  # later signals call their handlers at once
-            self._restore_handlers()
-        except BaseException:  # raised by a handler
-            self._restore_handlers()
-            raise
-        finally:
-            if self._deferred:
-                _call_all(self._deferred)
+        if DeferredSignals._open is self:
+            try:
+                DeferredSignals._open = None  # later signals call handlers at once
+                self._restore_handlers()
+            finally:
+                self._restore_handlers()  # again, because a handler may have raised
+                self._call(self._deferred)
 
     def _restore_handlers(self):
         for number, handler in self._handlers.items():
             _set_handler(number, handler)
+
+    def _call(self, deferred):
+        with ExitStack() as stack:  # calls all handlers, even if one raises
+            for number, frame in reversed(deferred):
+                stack.callback(self._handlers[number], number, frame)
 
     def wait(self, patience: int, function: Callable, *arguments: Any) -> Any:
         """Return the result of a function that a signal may interrupt.
@@ -80,45 +80,34 @@ class DeferredSignals:
         """
         try:
             self._patience = patience
-            if self._deferred:
-                self._call_due()
+            self._call_due()
             return function(*arguments)
         finally:
             self._patience = None
 
-    def _handle(self, handler, number, frame):
+    def _handle(self, number, frame):
         if DeferredSignals._open is self:
-            self._deferred.append((handler, number, frame))
+            self._deferred.append((number, frame))
             self._call_due()
         else:  # the section begins or has ended
-            handler(number, frame)
+            self._handlers[number](number, frame)
 
     def _call_due(self):
         """Call the handlers that need not wait for the section's end."""
         # A signal that arrives now is only stored, so that calls here never nest.
         patience, self._patience = self._patience, None
-        if patience is None:
-            return
-        calls, self._deferred = self._deferred, []
-        interrupts = [call for call in calls if call[1] == signal.SIGINT]
-        kept = interrupts if len(interrupts) <= patience else []
-        self._deferred[:0] = kept
-        _call_all([call for call in calls if call not in kept])
+        if patience is not None and self._deferred:
+            due, self._deferred = self._deferred, []
+            presses = [call for call in due if call[0] == signal.SIGINT]
+            if len(presses) <= patience:
+                self._deferred[:0] = presses
+                due = [call for call in due if call not in presses]
+            self._call(due)
         self._patience = patience
 
 
 # A child process may lack the thread whose section was open at the fork.
 os.register_at_fork(after_in_child=partial(setattr, DeferredSignals, "_open", None))
-
-
-def _call_all(deferred):
-    """Call all handlers in order, even if one raises an exception."""
-    if deferred:
-        (handler, *arguments), *others = deferred
-        try:
-            handler(*arguments)
-        finally:
-            _call_all(others)
 
 
 # ---- Ctrl-C.
