@@ -19,6 +19,7 @@ from ..mxnet_private.parameters import contexts_of
 from ..native.turns import here
 from . import guards, native_operator
 from .cached_ops import watch_graphs
+from .masking import check_mask, normalize_valid
 from .synchronization import Settings, Synchronization, apply_activation, check_numbers
 
 PARAMETERS = "gamma", "beta", "running_mean", "running_var"  # the operator's order
@@ -234,7 +235,7 @@ class SyncBatchNorm(ComputedBatchNorm):
         check_type("data", x, types, "an NDArray or Symbol")
         inputs = (x,) if mask is None else (x, mask)
         if mask is not None:
-            self._check_mask(x, mask)
+            check_mask(self.name, x, mask, self._kwargs["axis"])
         call = partial(super().forward, *inputs)
         if is_graph:
             return call()
@@ -253,14 +254,12 @@ class SyncBatchNorm(ComputedBatchNorm):
     def compute(self, F: Any, x: Any, mask: Any = None, **parameters: Any) -> Any:
         axis, values = self._kwargs["axis"], list(map(parameters.get, PARAMETERS))
         if mask is None:
-            return self._normalize(F, x, values, axis)
-        masked = _MaskedElements(F, x, mask, axis)
-        matrix = masked.matrix()
-        y = self._normalize(F, matrix, values, -1, masked.count(matrix))
-        return masked.put_back(y)
+            return self._normalize(F, values, axis, x)
+        normalize = partial(self._normalize, F, values, -1)
+        return normalize_valid(F, x, mask, axis, normalize)
 
-    def _normalize(self, F, x, parameters, axis, count=None):
-        """Normalize x, or if `count` is given, the first rows of a matrix x."""
+    def _normalize(self, F, parameters, axis, x, count=None):
+        """Normalize x, or if `count` is given, only as many rows of a matrix x."""
         if self._kwargs["use_global_stats"]:
             options = {**self._kwargs, "axis": axis}
             y = F.BatchNorm(x, *parameters, name="fwd", **options)
@@ -279,19 +278,6 @@ class SyncBatchNorm(ComputedBatchNorm):
             return native_operator.call([x, *parameters], **node)
         y = F.Custom(x, *parameters, name="fwd", op_type="gluon_syncbn", **node)
         return guards.guarded(F, y) if is_graph else y
-
-    def _check_mask(self, x, mask):
-        kind = mx.nd.NDArray if isinstance(x, mx.nd.NDArray) else mx.sym.Symbol
-        check_type("mask", mask, kind, f"{kind.__name__}, like data")
-        if kind is mx.sym.Symbol:
-            return
-        axis, axes = self._kwargs["axis"], enumerate(x.shape)
-        expected = tuple(size for k, size in axes if k not in (axis, axis + x.ndim))
-        if mask.shape != expected:
-            raise ValueError(
-                f"SyncBatchNorm '{self.name}': mask must have shape {expected}, the "
-                f"shape of data without axis {axis}, got {mask.shape}"
-            )
 
     def _check_shape(self, x):
         """Raise a clearer error than MXNet's "Shape inconsistent"."""
@@ -342,50 +328,3 @@ class ActivatedBatchNorm(ComputedBatchNorm):
         values = map(parameters.get, PARAMETERS)
         y = F.BatchNorm(x, *values, name="fwd", **self._kwargs)
         return apply_activation(F, y, self._activation_settings)
-
-
-class _MaskedElements:
-    """Masked data as a matrix (elements, channels) with the valid elements first.
-
-    The operator reads and writes only the first rows of the matrix, which are valid. So
-    results are bitwise equal whatever padding contains, also if all rows are padding.
-    """
-
-    def __init__(self, F: Any, x: Any, mask: Any, axis: int) -> None:
-        self._F, self._axis = F, axis
-        mask = F.cast(F.BlockGrad(mask), dtype="float32")
-        # The mask is added to zeros, so that MXNet checks its shape, also in a graph.
-        channel = F.slice_axis(F.BlockGrad(x), axis=axis, begin=0, end=1)
-        channel = F.cast(F.zeros_like(channel), dtype="float32")
-        mask = F.elemwise_add(F.expand_dims(mask, axis=axis), channel, name="mask")
-        self._is_valid = F.reshape(self._swapped(mask), shape=(-1,)) != 0
-        self._order = F.argsort(self._is_valid, is_ascend=False, dtype="int32")
-        self._channels_last = self._swapped(x)
-
-    def matrix(self) -> Any:
-        """Return the elements of the data, the valid ones first."""
-        elements = self._F.reshape(self._channels_last, shape=(-1, 0), reverse=True)
-        return self._F.take(self._zero_out_padding(elements), self._order)
-
-    def count(self, matrix: Any) -> Any:
-        """Return the number of valid elements, repeated for each channel."""
-        F = self._F
-        count = F.sum(F.cast(self._is_valid, dtype="float64"), axis=0, keepdims=True)
-        row = F.reshape(F.slice_axis(matrix, axis=0, begin=0, end=1), shape=(-1,))
-        return F.broadcast_like(count, F.cast(F.BlockGrad(row), dtype="float64"))
-
-    def put_back(self, matrix: Any) -> Any:
-        """Return a matrix's elements in the shape of the data, with 0 for padding."""
-        F = self._F
-        elements = F.contrib.index_copy(F.zeros_like(matrix), self._order, matrix)
-        y = F.reshape_like(self._zero_out_padding(elements), self._channels_last)
-        return self._swapped(y)
-
-    def _zero_out_padding(self, elements):
-        """Replace padding, and its gradients, by zeros."""
-        return self._F.where(self._is_valid, elements, self._F.zeros_like(elements))
-
-    def _swapped(self, array):
-        if self._axis == -1:
-            return array
-        return self._F.swapaxes(array, dim1=self._axis, dim2=-1)
