@@ -7,11 +7,7 @@ from . import compat  # noqa: F401
 from . import distributed, gluoncv
 from .compat import __version__
 from .contexts import available_contexts
-from .conversion import (
-    convert_sync_batchnorm,
-    freeze_statistics,
-    revert_sync_batchnorm,
-)
+from .conversion import convert_sync_batchnorm, freeze_statistics, revert_sync_batchnorm
 from .distributed.collectives import check_replicas
 from .layer.batch_norm import SyncBatchNorm
 from .monitor import Monitor

@@ -17,13 +17,13 @@ from mxnet import autograd
 
 from ..arguments import comma_list
 from ..mxnet_private.arrays import arrays_in, push
-from ..mxnet_private.symbols import from_nodes, parse, resolve_entry, to_json
 from ..native import guarded_trainers
 from ..native.library import load
 from ..native.program_lines import warn
 from ..native.turns import here
 from . import guards, native_operator
 from .guards import guards_of
+from .symbols import from_nodes, parse, resolve_entry, to_json
 
 
 def is_ours(node: dict) -> bool:
@@ -117,7 +117,7 @@ def _prepared(symbol, is_static, is_for_gpus):
     if not is_for_gpus and not is_native:
         dropped = guards.choose_guards(symbol, graph, dropped, is_static)
     nodes: list = []
-    entries: list = []  # see resolve_entry in mxnet_private/symbols.py
+    entries: list = []  # see resolve_entry in layer/symbols.py
     latest: dict = {}  # {running mean: the latest layer that uses it}
 
     for number, node in enumerate(graph["nodes"]):

@@ -16,7 +16,7 @@ from mxnet import autograd
 
 from ..mxnet_private.arrays import make_plain
 from ..mxnet_private.blocks import FORWARD_RUNS_GRAPH, BatchNormBase, current_build
-from ..mxnet_private.symbols import from_nodes
+from .symbols import from_nodes
 
 
 def call_plainly(x: mx.nd.NDArray, call: Callable[[], mx.nd.NDArray]) -> mx.nd.NDArray:

@@ -14,9 +14,10 @@ import mxnet as mx
 import numpy as np
 from mxnet.gluon import SymbolBlock, nn
 
-from ..mxnet_private import blocks, symbols
+from ..mxnet_private import blocks
 from ..mxnet_private.blocks import settings_of
 from ..native import guarded_trainers
+from . import symbols
 from .batch_norm import PARAMETERS, SyncBatchNorm
 from .cached_ops import is_ours
 from .guards import guards_of

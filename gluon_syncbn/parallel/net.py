@@ -20,19 +20,9 @@ from ..arguments import (
 from ..layer.cached_ops import watch_graphs
 from ..layer.finding import synchronized_layers
 from ..layer.synchronization import NONFINITE, Settings
-from ..mxnet_private.blocks import (
-    blocks_of,
-    forget_graph,
-    forget_graphs_with,
-    name_of,
-)
+from ..mxnet_private.blocks import blocks_of, forget_graph, forget_graphs_with, name_of
 from ..mxnet_private.owners import undo_replicate
-from ..mxnet_private.parameters import (
-    data_of,
-    is_deferred,
-    move,
-    trainer_of,
-)
+from ..mxnet_private.parameters import data_of, is_deferred, move, trainer_of
 from ..mxnet_private.trainers import use_replicas
 from ..native.guarded_trainers import release_trainers
 from .devices import Devices
