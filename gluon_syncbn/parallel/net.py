@@ -237,7 +237,10 @@ def revert_parallel(net: mx.gluon.Block) -> mx.gluon.Block:
     for parameter in parameters:
         undo_replicate(parameter)
     release_trainers(parameters)
-    for layer in synchronized_layers(net):  # make_parallel has set their num_devices
+    layers = synchronized_layers(net)
+    if layers:
+        mx.nd.waitall()  # pending calls use the former settings
+    for layer in layers:  # make_parallel has set their num_devices
         layer._sync.settings = layer._sync.settings._replace(num_devices=None)
     net.apply(forget_graph)
     return net
