@@ -130,9 +130,7 @@ def watch_ctrl_c() -> None:
         return
     if _listener == os.getpid() or getattr(_listener, "is_alive", bool)():
         return
-    previous = signal.set_wakeup_fd(-1)
-    if previous not in (-1, _wakeup):
-        signal.set_wakeup_fd(previous)
+    if not _unset_descriptor():
         _listener = os.getpid()
         return
     read, _wakeup = map(_renumbered, os.pipe())
@@ -157,14 +155,16 @@ def _renumbered(descriptor):
     return descriptor
 
 
-def _forget_descriptor():
-    """Unset the wakeup descriptor of a child process, which lacks the thread."""
+def _unset_descriptor():
+    """Unset the wakeup descriptor, or return False if it is another library's."""
     found = signal.set_wakeup_fd(-1)
-    if found not in (-1, _wakeup):
+    is_own = found in (-1, _wakeup)
+    if not is_own:
         signal.set_wakeup_fd(found)
+    return is_own
 
 
-os.register_at_fork(after_in_child=_forget_descriptor)
+os.register_at_fork(after_in_child=_unset_descriptor)  # a child lacks the thread
 
 
 def _listen(descriptor):
