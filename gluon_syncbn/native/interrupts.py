@@ -59,9 +59,12 @@ class DeferredSignals:
             try:
                 DeferredSignals._open = None  # later signals call handlers at once
                 self._restore_handlers()
+            except BaseException:  # raised by a handler
+                self._restore_handlers()
+                raise
             finally:
-                self._restore_handlers()  # again, because a handler may have raised
-                self._call(self._deferred)
+                if self._deferred:
+                    self._call(self._deferred)
 
     def _restore_handlers(self):
         for number, handler in self._handlers.items():
@@ -80,7 +83,8 @@ class DeferredSignals:
         """
         try:
             self._patience = patience
-            self._call_due()
+            if self._deferred:
+                self._call_due()
             return function(*arguments)
         finally:
             self._patience = None
@@ -96,7 +100,7 @@ class DeferredSignals:
         """Call the handlers that need not wait for the section's end."""
         # A signal that arrives now is only stored, so that calls here never nest.
         patience, self._patience = self._patience, None
-        if patience is not None and self._deferred:
+        if patience is not None:
             due, self._deferred = self._deferred, []
             presses = [call for call in due if call[0] == signal.SIGINT]
             if len(presses) <= patience:
