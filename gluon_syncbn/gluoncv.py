@@ -9,7 +9,7 @@ from mxnet import autograd
 from .conversion import convert_sync_batchnorm
 from .layer.batch_norm import SyncBatchNorm
 from .layer.finding import synchronized_layers
-from .mxnet_private.arrays import arrays_in
+from .nested import arrays_in
 from .parallel.devices import OwnThreads, inside_map
 from .parallel.plain_loop import allow_plain_loop
 

@@ -17,7 +17,7 @@ from mxnet import autograd
 from .arguments import check_block, check_int, comma_list, short_repr
 from .distributed.collectives import allgather
 from .layer.convert import synchronized
-from .mxnet_private.arrays import array_of, flatten, rebuild, to_context
+from .mxnet_private.arrays import array_of, to_context
 from .mxnet_private.blocks import count_inputs, name_of
 from .mxnet_private.parameters import contexts_of, data_of
 from .native.failures import end_waits
@@ -25,6 +25,7 @@ from .native.interrupts import DeferredSignals
 from .native.library import load
 from .native.processes import world
 from .native.program_lines import warn
+from .nested import flatten, rebuild
 from .parallel.devices import Devices
 from .parallel.forward import is_parallel
 from .parallel.participants import only_participants

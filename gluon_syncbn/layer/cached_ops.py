@@ -16,11 +16,12 @@ import mxnet as mx
 from mxnet import autograd
 
 from ..arguments import comma_list
-from ..mxnet_private.arrays import arrays_in, push
+from ..mxnet_private.arrays import push
 from ..native import guarded_trainers
 from ..native.library import load
 from ..native.program_lines import warn
 from ..native.turns import here
+from ..nested import arrays_in
 from . import guards, native_operator
 from .guards import guards_of
 from .symbols import from_nodes, parse, resolve_entry, to_json

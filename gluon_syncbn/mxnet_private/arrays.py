@@ -1,15 +1,13 @@
-"""Nested lists of arrays, functions of MXNet's C library, and random seeds."""
+"""Functions of MXNet's C library, and operators without casts."""
 
 from __future__ import annotations
 
-import copy
 import ctypes
-from functools import lru_cache, wraps
-from typing import Any, Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, Sequence
 
 import mxnet as mx
 import numpy as np
-from mxnet import autograd
 from mxnet.base import check_call
 from mxnet.ndarray._internal import _imperative_invoke
 from mxnet.ndarray.register import _make_ndarray_function
@@ -25,43 +23,6 @@ DTYPES = {  # names of MXNet's dtypes by NumPy type; MXNet publishes no list
 # Reorder2DefaultAsync has no C interface, only this C++ name. Builds of MXNet without
 # oneDNN lack it, because they have no blocked layouts.
 _reorder = getattr(_LIB, "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv", None)
-
-
-# ---- Nested lists of arrays.
-
-
-def flatten(value: Any) -> list:
-    """Return the leaves of nested lists, tuples and dicts in order."""
-    leaves, pending = [], [value]
-    while pending:
-        item = pending.pop()
-        if isinstance(item, dict):
-            pending.extend(reversed(list(item.values())))
-        elif isinstance(item, (list, tuple)):
-            pending.extend(reversed(item))
-        else:
-            leaves.append(item)
-    return leaves
-
-
-def arrays_in(value: Any) -> list[mx.nd.NDArray]:
-    return [leaf for leaf in flatten(value) if isinstance(leaf, mx.nd.NDArray)]
-
-
-def rebuild(value: Any, leaves: Iterator) -> Any:
-    """Return `value` with its leaves replaced by the items of `leaves`."""
-    if not isinstance(value, (dict, list, tuple)):
-        return next(leaves)
-    items = [
-        rebuild(item, leaves) if isinstance(item, (dict, list, tuple)) else next(leaves)
-        for item in (value.values() if isinstance(value, dict) else value)
-    ]
-    if isinstance(value, dict):
-        rebuilt = copy.copy(value)
-        rebuilt.update(zip(value, items))
-        return rebuilt
-    # The constructor of a named tuple takes each field as an argument.
-    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
 
 
 # ---- MXNet's C library.
@@ -180,27 +141,3 @@ def write_sum(arrays: Sequence, out: mx.nd.NDArray, adds: bool = False) -> None:
         _add_n(*arrays, out=out)
     elif arrays[0] is not out:
         copyto(*arrays, out=out)
-
-
-# ---- Random seeds.
-
-set_seed = mx.random.seed  # it sets the seed of the calling thread only
-
-
-@lru_cache(maxsize=None)
-def watch_seed(note: Callable[[], None]) -> None:
-    """Call `note` after each later call of mx.random.seed."""
-
-    @wraps(set_seed)
-    def noted(*args, **kwargs):
-        set_seed(*args, **kwargs)
-        note()
-
-    mx.random.seed = noted
-
-
-def draw_seed() -> int:
-    """Return a seed from the calling thread's generator, which the draw advances."""
-    with autograd.pause(), mx.util.np_array(False):
-        value = mx.nd.random.randint(0, 2**31 - 1, (1,), ctx=mx.cpu(), dtype="int32")
-    return int(value.asscalar())

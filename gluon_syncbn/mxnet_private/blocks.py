@@ -13,7 +13,7 @@ import mxnet as mx
 from mxnet.gluon import HybridBlock, nn
 
 from ..compat import IS_GLUON_2
-from .arrays import flatten
+from ..nested import flatten
 
 # The class that defines BatchNorm's forward: BatchNorm itself before MXNet 1.8, later a
 # base class of BatchNorm and BatchNormReLU.

@@ -6,14 +6,10 @@ because MXNet's front end is not thread-safe and queueing work is quick.
 
 from __future__ import annotations
 
-import os
-import queue
 import threading
-import weakref
 import zlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
-from typing import Any
+from functools import lru_cache, wraps
 
 import mxnet as mx
 import numpy as np
@@ -28,107 +24,46 @@ from ..arguments import (
     short_repr,
 )
 from ..compat import Context
-from ..mxnet_private.arrays import draw_seed, set_seed, watch_seed
 from ..native import failures
-from ..native.timeouts import get_timeout, lock_timeout
+from ..native.timeouts import get_timeout
 from ..native.turns import here, turn
 from .shards import check_array, number_of_rows, share_bounds, split_rows
+from .workers import Workers
 
 _LISTS = (Sequence, mx.nd.NDArray, np.ndarray)
-
-
-# ---- Threads. MXNet keeps about 5 MB for each thread that ever ran an operator, also
-# when the thread has ended, so Devices keep one thread for each context.
-
-
-class _Thread(threading.local):
-    calls: Any = None  # the queue of the thread's Worker
-    seed_count = -1  # `_seed_count` when the thread was seeded
-
-
-_thread = _Thread()
-
-
-class Worker:
-    """A thread that runs calls in order while this object lives."""
-
-    def __init__(self, name: str) -> None:
-        self._calls: Any = queue.SimpleQueue()
-        self.unfinished: set = set()  # the results of calls that have not ended
-        threading.Thread(
-            target=_serve, args=(self._calls,), name=name, daemon=True
-        ).start()
-        weakref.finalize(self, self._calls.put, None).atexit = False
-
-    def call(self, function: Callable, *arguments: Any) -> Any:
-        """Call a function in this object's thread, and return its result."""
-        callers_queue = _thread.calls
-        if callers_queue is self._calls:
-            return function(*arguments)
-        result: Future = Future()
-        result.add_done_callback(self.unfinished.discard)
-        self.unfinished.add(result)
-        self._calls.put((result, function, arguments))
-        try:
-            if callers_queue is not None:  # a Worker runs its own calls while it waits
-                result.add_done_callback(lambda _: callers_queue.put(None))
-                _serve(callers_queue)
-            return result.result()
-        finally:
-            del result  # an error's traceback holds this frame
-
-
-def _serve(calls):
-    _thread.calls = calls
-    for result, function, arguments in iter(calls.get, None):
-        try:
-            result.set_result(function(*arguments))
-        except BaseException as error:
-            result.set_exception(error)
-        del result, function, arguments  # otherwise the last results stay alive
-
-
-class Workers:
-    """A Worker for each context, created at first use. A fork creates new Workers."""
-
-    def __init__(self) -> None:
-        self._workers: dict = {}
-
-    def __reduce__(self) -> tuple:  # a deep copy of a net creates other Workers
-        return Workers, ()
-
-    def worker_for(self, context: mx.Context) -> Worker:
-        key = os.getpid(), context
-        if key not in self._workers:
-            self._workers[key] = Worker(f"gluon_syncbn-{context}")
-        return self._workers[key]
-
-    def are_busy(self) -> bool:
-        """Return True if calls may run whose caller was interrupted."""
-        return any(worker.unfinished for worker in list(self._workers.values()))
-
-    def finish(self) -> None:
-        """Wait for calls whose caller was interrupted.
-
-        If a call does not end within the timeout, its thread is not used again.
-        """
-        for key, worker in list(self._workers.items()):
-            calls = list(worker.unfinished)
-            if calls and key[0] == os.getpid():
-                if wait(calls, lock_timeout()).not_done:
-                    del self._workers[key]
 
 
 # ---- Seeds. Each thread has random generators of its own.
 
 
+class _Thread(threading.local):
+    seed_count = -1  # `_seed_count` when the thread was seeded
+
+
+_thread = _Thread()
+_set_seed = mx.random.seed  # it sets the seed of the calling thread only
 _seed_count = 0  # calls of mx.random.seed outside of maps
 _latest_draw = -1, 0  # `_seed_count` at the latest draw, and the drawn seed
 
 
-def _count_seed():
-    global _seed_count
-    _seed_count += not inside_map()
+@lru_cache(maxsize=None)
+def _watch_seed():
+    """Count later calls of mx.random.seed."""
+
+    @wraps(_set_seed)
+    def counted(*args, **kwargs):
+        global _seed_count
+        _set_seed(*args, **kwargs)
+        _seed_count += not inside_map()
+
+    mx.random.seed = counted
+
+
+def _draw_seed():
+    """Return a seed from the calling thread's generator, which the draw advances."""
+    with autograd.pause(), mx.util.np_array(False):
+        value = mx.nd.random.randint(0, 2**31 - 1, (1,), ctx=mx.cpu(), dtype="int32")
+    return int(value.asscalar())
 
 
 # ---- Devices.
@@ -169,7 +104,7 @@ class Devices:
 
     def __init__(self, contexts: Sequence[mx.Context]) -> None:
         self.contexts = check_contexts("contexts", contexts)
-        watch_seed(_count_seed)
+        _watch_seed()
 
     def __len__(self):
         return len(self.contexts)
@@ -346,7 +281,7 @@ def _with_callers_state(function, contexts):
     global _latest_draw
     # A draw waits for queued work, which in a map may wait for another context's call.
     if _latest_draw[0] != _seed_count and not here.contexts:
-        _latest_draw = _seed_count, draw_seed()
+        _latest_draw = _seed_count, _draw_seed()
     seed_count, seed = _latest_draw
     is_recording, is_training = autograd.is_recording(), autograd.is_training()
     np_shape, np_array = mx.util.is_np_shape(), mx.util.is_np_array()
@@ -357,7 +292,7 @@ def _with_callers_state(function, contexts):
         try:
             if _thread.seed_count != seed_count:
                 _thread.seed_count = seed_count
-                set_seed(zlib.crc32(f"{seed} {context}".encode()) >> 1, ctx=context)
+                _set_seed(zlib.crc32(f"{seed} {context}".encode()) >> 1, ctx=context)
             # A copy, because `with` stores the replaced context in the object itself.
             with Context(context), mx.util.np_shape(np_shape):
                 with mx.util.np_array(np_array):

@@ -13,7 +13,6 @@ from ..arguments import check_block, comma_list
 from ..layer.convert import convert
 from ..layer.finding import synchronized_layers, unsynchronized_layers
 from ..layer.synchronization import Settings
-from ..mxnet_private.arrays import flatten, rebuild
 from ..mxnet_private.blocks import (
     ForwardReplacement,
     add_pre_hook,
@@ -37,6 +36,7 @@ from ..native.failures import watch_process
 from ..native.guarded_trainers import guard_trainers
 from ..native.program_lines import warn
 from ..native.turns import here
+from ..nested import flatten, rebuild
 from .backward import replace_backward
 from .devices import Devices, inside_map
 from .participants import only_participants

@@ -13,11 +13,11 @@ from typing import Any
 import mxnet as mx
 from mxnet import autograd
 
-from ..mxnet_private.arrays import arrays_in
 from ..mxnet_private.blocks import blocks_of, forget_graph
 from ..mxnet_private.parameters import contexts_of
 from ..mxnet_private.tape import count_scopes, scope_number
 from ..native import failures
+from ..nested import arrays_in
 from .devices import OwnThreads, inside_map
 from .forward import ForwardOnDevices, check_not_parallel, is_parallel
 from .shards import Shards

@@ -20,12 +20,13 @@ import mxnet as mx
 from mxnet import autograd
 
 from ..mxnet_private import tape
-from ..mxnet_private.arrays import broadcast_add, flatten, to_context
+from ..mxnet_private.arrays import broadcast_add, to_context
 from ..mxnet_private.blocks import blocks_of, name_of
 from ..mxnet_private.owners import check_no_copies
 from ..mxnet_private.parameters import data_of
 from ..native.guarded_trainers import list_alive
 from ..native.library import load
+from ..nested import flatten
 from .devices import Devices
 from .shards import Shards, join_shards
 

@@ -15,15 +15,13 @@ from ..arguments import check_type, comma_list, short_repr
 from ..mxnet_private.arrays import (
     DTYPES,
     array_of,
-    arrays_in,
     concat,
-    flatten,
-    rebuild,
     slice_axis,
     to_context,
     write_sum,
 )
 from ..mxnet_private.tape import variables_behind
+from ..nested import arrays_in, flatten, rebuild
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import threading
 from contextlib import suppress
 
 import gluon_syncbn
-from gluon_syncbn.mxnet_private.arrays import arrays_in
+from gluon_syncbn.nested import arrays_in
 
 import mxnet as mx
 import numpy as np

@@ -10,8 +10,8 @@ import weakref
 
 import gluon_syncbn
 from gluon_syncbn import allow_plain_loop, make_parallel
-from gluon_syncbn.mxnet_private.arrays import flatten
 from gluon_syncbn.mxnet_private.tape import release_owners
+from gluon_syncbn.nested import flatten
 
 import mxnet as mx
 import numpy as np

@@ -7,7 +7,7 @@ import sys
 from functools import wraps
 
 from gluon_syncbn.compat import IS_GLUON_2
-from gluon_syncbn.mxnet_private.arrays import flatten, rebuild
+from gluon_syncbn.nested import flatten, rebuild
 
 import mxnet as mx
 
