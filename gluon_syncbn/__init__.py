@@ -15,7 +15,7 @@ from .native.failures import recover
 from .native.library import features
 from .native.timeouts import get_timeout, set_timeout
 from .parallel.devices import Devices
-from .parallel.net import make_parallel, revert_parallel
+from .parallel.make_parallel import make_parallel, revert_parallel
 from .parallel.plain_loop import allow_plain_loop
 from .statistics import recompute_statistics
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from .layer.batch_norm import SyncBatchNorm
 from .mxnet_private.arrays import array_of
-from .parallel.net import make_parallel
+from .parallel.make_parallel import make_parallel
 from .reference import reference_backward, reference_forward
 
 
