@@ -183,12 +183,12 @@ def differentiate(
     return []
 
 
-def drop(heads: Sequence) -> None:
+def free_graphs(heads: Sequence) -> None:
     """Free the graphs behind some heads without running their backward.
 
-    A backward frees the graphs of all its heads. `drop` adds a head that depends on
-    another variable, and asks for the gradient of this variable only. So no operator
-    of the dropped graphs runs.
+    A backward frees the graphs of all its heads. This one has a further head, which
+    depends on another variable, and asks for the gradient of this variable only. So no
+    operator of the other graphs runs.
     """
     variable = _unused_variable(heads[0].context)
     was_recording = autograd.set_recording(True)

@@ -21,11 +21,6 @@ from .program_lines import warn
 layers: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 
 
-def list_alive(values: weakref.WeakValueDictionary) -> list:
-    """Return the values in order of insertion, also while a thread adds values."""
-    return [value for value in (r() for r in values.valuerefs()) if value is not None]
-
-
 def guard_trainers(parameters: Iterable[mx.gluon.Parameter]) -> None:
     """Guard the trainers that parameters have now or get later."""
     for parameter in parameters:
@@ -34,7 +29,7 @@ def guard_trainers(parameters: Iterable[mx.gluon.Parameter]) -> None:
 
 def release_trainers(parameters: Iterable[mx.gluon.Parameter]) -> None:
     """Undo `guard_trainers` for parameters that no layer and no parallel net has."""
-    kept = {id(p) for layer in list_alive(layers) for p in layer.parameters}
+    kept = {id(p) for layer in _living_layers() for p in layer.parameters}
     for parameter in parameters:
         if id(parameter) not in kept and not is_replicated(parameter):
             trainers.remove_trainer_callback(parameter)
@@ -144,6 +139,11 @@ def _warn_of_unconnected_layers(trainer):
         )
 
 
+def _living_layers():
+    # The values could not be listed while another thread adds one.
+    return [layer for reference in layers.valuerefs() if (layer := reference())]
+
+
 def _layers_of(trainer):
     own = set(map(id, trainers.parameters_of(trainer)))
-    return [x for x in list_alive(layers) if own & set(map(id, x.parameters))]
+    return [x for x in _living_layers() if own & set(map(id, x.parameters))]

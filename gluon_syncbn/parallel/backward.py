@@ -47,7 +47,7 @@ def _backward(backward):
         _write(found, tape.variables_behind(heads))
     if not backward.retain_graph:
         # Graphs may share arrays, so freeing one graph alone could break another.
-        tape.drop(heads + [head for call in calls for head in call.heads])
+        tape.free_graphs(heads + [head for call in calls for head in call.heads])
 
 
 def _check_head_gradients(backward):

@@ -24,7 +24,6 @@ from ..mxnet_private.arrays import broadcast_add, to_context
 from ..mxnet_private.blocks import blocks_of, name_of
 from ..mxnet_private.owners import check_no_copies
 from ..mxnet_private.parameters import data_of
-from ..native.guarded_trainers import list_alive
 from ..native.library import load
 from ..nested import flatten
 from .devices import Devices
@@ -37,11 +36,16 @@ def calls_behind(heads: Iterable) -> tuple[list[RecordedCall], set[str]]:
     """Return the calls, the latest first, and the variables that heads depend on."""
     names, found = tape.variables_behind(heads), []
     check_no_copies(names)
-    for call in reversed(list_alive(_calls)):
+    for call in reversed(_living_calls()):
         if not names.isdisjoint(call.cut_leaves):  # then search behind its inputs
             found.append(call)
             names |= tape.variables_behind(call.inputs)
     return found, names
+
+
+def _living_calls():
+    # The values could not be listed while another thread adds one.
+    return [call for reference in _calls.valuerefs() if (call := reference())]
 
 
 class RecordedCall:
@@ -169,7 +173,7 @@ def _distinct_heads(outputs):
 
 
 def _holder_of(names, net):
-    if any(names & call.cut_leaves.keys() for call in list_alive(_calls)):
+    if any(names & call.cut_leaves.keys() for call in _living_calls()):
         return "the result of a net that is parallel over other devices"
     for block in blocks_of(net):
         for attribute, value in vars(block).items():
