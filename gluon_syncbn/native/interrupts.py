@@ -64,16 +64,11 @@ class DeferredSignals:
                 raise
             finally:
                 if self._deferred:
-                    self._call(self._deferred)
+                    self._for_each_deferred(self._call)
 
     def _restore_handlers(self):
         for number, handler in self._handlers.items():
             _set_handler(number, handler)
-
-    def _call(self, deferred):
-        with ExitStack() as stack:  # calls all handlers, even if one raises
-            for number, frame in reversed(deferred):
-                stack.callback(self._handlers[number], number, frame)
 
     def wait(self, patience: int, function: Callable, *arguments: Any) -> Any:
         """Return the result of a function that a signal may interrupt.
@@ -84,30 +79,29 @@ class DeferredSignals:
         try:
             self._patience = patience
             if self._deferred:
-                self._call_due()
+                self._for_each_deferred(self._handle)
             return function(*arguments)
         finally:
             self._patience = None
 
     def _handle(self, number, frame):
-        if DeferredSignals._open is self:
-            self._deferred.append((number, frame))
-            self._call_due()
-        else:  # the section begins or has ended
-            self._handlers[number](number, frame)
+        is_waiting = self._patience is not None
+        if DeferredSignals._open is not self or is_waiting and number != signal.SIGINT:
+            self._call(number, frame)
+            return
+        self._deferred.append((number, frame))
+        if is_waiting and len(self._deferred) > self._patience:
+            self._for_each_deferred(self._call)
 
-    def _call_due(self):
-        """Call the handlers that need not wait for the section's end."""
-        # A signal that arrives now is only stored, so that calls here never nest.
-        patience, self._patience = self._patience, None
-        if patience is not None:
-            due, self._deferred = self._deferred, []
-            presses = [call for call in due if call[0] == signal.SIGINT]
-            if len(presses) <= patience:
-                self._deferred[:0] = presses
-                due = [call for call in due if call not in presses]
-            self._call(due)
-        self._patience = patience
+    def _call(self, number, frame):
+        self._handlers[number](number, frame)
+
+    def _for_each_deferred(self, function):
+        """Call a function with each deferred signal, even if one call raises."""
+        deferred, self._deferred = self._deferred, []
+        with ExitStack() as stack:
+            for arguments in reversed(deferred):
+                stack.callback(function, *arguments)
 
 
 # A child process may lack the thread whose section was open at the fork.
