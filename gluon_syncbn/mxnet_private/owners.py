@@ -7,7 +7,7 @@ import threading
 import weakref
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, Iterable, Iterator, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -215,48 +215,46 @@ class Variables:
     def __init__(self) -> None:
         # Each parameter's lists of arrays and gradients in the latest `update`
         self._lists: dict = {}
-        self._found: dict | None = None  # the variables in these lists
+        self.by_context: dict = {}  # {context: {name: Variable}} of these lists
 
-    def __reduce__(self) -> tuple:  # the arrays of a deep copy have other names
+    def __reduce__(self) -> tuple:  # the arrays of a deep copy are no variables
         return Variables, (), {"_lists": self._lists}
 
-    def update(self, parameters: Iterable) -> dict:
-        """Set the net's parameters, and find out whose arrays were replaced.
+    def update(
+        self, parameters: Iterable, adopt: Callable[[Any], None] | None = None
+    ) -> bool:
+        """Set the net's parameters; return True if arrays of one were replaced.
 
-        Return the parameters whose lists of arrays or gradients are not the ones of the
-        latest call, each with True if it had arrays then.
+        `adopt` is called with each parameter whose lists of arrays or gradients are not
+        the ones of the latest call.
         """
-        former, self._lists, changed = self._lists, {}, {}
+        lists, changed, was_replaced = {}, [], False
         for parameter in parameters:
-            data, gradients = former.get(parameter, ((), None))
-            self._lists[parameter] = parameter._data, parameter._grad
+            data, gradients = self._lists.get(parameter, ((), None))
+            lists[parameter] = parameter._data, parameter._grad
             if data is not parameter._data or gradients is not parameter._grad:
-                changed[parameter] = bool(data)
-        if changed or len(former) != len(self._lists):
-            self._found = None
-        return changed
-
-    def by_context(self) -> dict[mx.Context, dict[str, Variable]]:
-        """Return the variables of each context by name."""
-        if self._found is None:
-            found: dict = {}
-            for parameter in self._lists:
-                for context, variable in _variables_of(parameter):
-                    name = variable.names[variable.place]
-                    found.setdefault(context, {})[name] = variable
-            self._found = found
-        return self._found
+                changed.append(parameter)
+                was_replaced = was_replaced or bool(data)
+        if adopt is not None:
+            for parameter in changed:
+                adopt(parameter)
+        if changed or len(lists) != len(self._lists):
+            self._lists, self.by_context = lists, _variables_of(lists)
+        return was_replaced
 
 
-def _variables_of(parameter):
-    if not parameter._grad:
-        return
-    names, is_owned = tape.names_of(parameter._data), is_replicated(parameter)
-    lists = parameter._data, parameter._grad, names
-    for index, context in enumerate(contexts_of(parameter)):
-        if index and is_owned:
-            _copies[names[index]] = parameter
-        yield context, Variable(parameter, *lists, index, is_owned)
+def _variables_of(parameters):
+    found: dict = {}
+    for parameter in parameters:
+        if parameter._grad:
+            names, is_owned = tape.names_of(parameter._data), is_replicated(parameter)
+            lists = parameter._data, parameter._grad, names
+            for index, context in enumerate(contexts_of(parameter)):
+                variable = Variable(parameter, *lists, index, is_owned)
+                found.setdefault(context, {})[names[index]] = variable
+                if index and is_owned:
+                    _copies[names[index]] = parameter
+    return found
 
 
 def check_no_copies(names: set[str]) -> None:

@@ -77,7 +77,7 @@ class ForwardOnDevices(ForwardReplacement):
             known = update_parameters()
             if shards.axis is not None:
                 set_summed(known, True)
-            joined = call.join(leaves, self.variables.by_context())
+            joined = call.join(leaves, self.variables.by_context)
         else:
             axis, (context, *_) = shards.axis, shards.contexts
             joined = [join_shards(column, axis, context) for column in zip(*leaves)]
@@ -125,7 +125,7 @@ class ParallelForward(ForwardOnDevices):
         def after_call():
             now = blocks_of(self.net)
             if now == blocks:
-                self.variables.update(parameters)
+                self.variables.update(parameters, self._adopt)
                 return parameters
             if is_training and self._has_new_layers(now):
                 self._warn_of_new_layers()
@@ -160,10 +160,7 @@ class ParallelForward(ForwardOnDevices):
         # Each call does this, because the net may have changed. Gluon's collect_params
         # would take as long as queueing a small net.
         found = dict.fromkeys(p for block in blocks for p in block.params.values())
-        changed = self.variables.update(found)
-        for parameter in changed:
-            self._adopt(parameter)
-        if any(changed.values()):
+        if self.variables.update(found, self._adopt):
             self.net.apply(forget_graph)
         return list(found)
 
