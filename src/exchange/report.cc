@@ -1,7 +1,6 @@
 // Each text names the exchange or the layer, and what went wrong.
 #include "exchange/report.h"
 
-#include <algorithm>
 #include <iomanip>
 
 #include "core/error.h"
@@ -27,7 +26,7 @@ std::string Text(const Terms& terms, bool of_device) {
   return of_device
              ? Concat(terms.place.device.Name(), " has ", text, ", num_devices=", terms.devices)
              : Concat("rank ", terms.place.rank, " has ", text, " and synchronizes ",
-                      Ranks(terms.ranks));
+                      Ranks(signature.ranks));
 }
 
 }  // namespace
@@ -56,26 +55,24 @@ std::string DevicesMissingReport(const Exchange& exchange, int rank, const std::
 
 std::string RanksMissingReport(const Exchange& exchange, int rank, const std::map<int, Key>& latest,
                                double seconds, const std::string& where) {
-  const auto own = std::lower_bound(exchange.ranks.begin(), exchange.ranks.end(), rank);
-  int known = 1;  // this rank, and the ranks that send through it
-  for (const Subtree& child : exchange.position.children) known += child.size;
-  std::vector<int> arrived(own, own + known);
+  const std::vector<int>& ranks = exchange.signature.ranks;
+  std::vector<int> arrived;  // only this rank if it waits for the root's answer
   std::vector<std::string> missing;
-  for (const Subtree& other : exchange.Missing()) {
-    const auto begin = std::lower_bound(arrived.begin(), arrived.end(), other.rank);
-    arrived.erase(begin, begin + other.size);
-    const auto part = latest.find(other.rank);
+  for (const int other : ranks) {
+    if (!exchange.Awaits(rank, other)) {
+      if (!exchange.sent || other == rank) arrived.push_back(other);
+      continue;
+    }
+    const auto part = latest.find(other);
     const std::string since = part == latest.end() ? "yet" : "since " + part->second.Title();
     missing.push_back(
-        Concat("rank ", other.rank, ", which ",
+        Concat("rank ", other, ", which ",
                exchange.sent ? "does not answer: it is busy, has left the training loop or has died"
-                             : "has sent nothing " + since,
-               other.size > 1 ? Concat(" (it sends for ", other.size, " ranks)") : ""));
+                             : "has sent nothing " + since));
   }
   return Concat(exchange.key.Title(), ": waited ", std::setprecision(4), seconds, " s for ",
-                exchange.sent ? 1 : known - arrived.size(), " of ", exchange.ranks.size(),
-                " processes. Arrived: ", Ranks(arrived), ". Missing: ", Join(missing, "; "), ".",
-                kStartAgain, where, kHang);
+                missing.size(), " of ", ranks.size(), " processes. Arrived: ", Ranks(arrived),
+                ". Missing: ", Join(missing, "; "), ".", kStartAgain, where, kHang);
 }
 
 std::string DisagreementReport(const Key& key, const Terms& a, const Terms& b) {
@@ -93,11 +90,6 @@ std::string TooManyDevicesReport(const std::string& layer, const Device& device,
                 "of contexts that get a shard of the batch, and call net.hybridize() again after "
                 "you move a net to other contexts.",
                 kRecover);
-}
-
-std::string EarlierFailureReport(const Key& key, const Device& device, const std::string& failure) {
-  return Concat(key.Title(), ": ", device.type.empty() ? "" : device.Name() + " ",
-                "stopped because of an earlier error: ", failure);
 }
 
 std::string StayingReport(int rank, const std::vector<int>& staying) {
