@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import json
 import os
 import time
-from typing import Any, Sequence
+from typing import Any
 
 import mxnet as mx
 import numpy as np
@@ -37,12 +38,11 @@ _SIGNATURES = {
 class World:
     """The connected processes; before `init` only this one."""
 
-    def __init__(self, comm: Any = None, machines: Sequence = ("this one",)) -> None:
-        self.comm, self.size = comm, len(machines)  # comm is mpi4py's
+    def __init__(self, comm: Any = None) -> None:
+        self.comm = comm  # of mpi4py
         self.is_connected, self.has_left = comm is not None, False
-        self.rank = 0 if comm is None else comm.rank
-        own = machines[self.rank]
-        self.of_machine = [rank for rank in range(self.size) if machines[rank] == own]
+        self.rank, self.size = (0, 1) if comm is None else (comm.rank, comm.size)
+        self.of_machine = [self.rank]  # the ranks on this machine
 
 
 _world = World()
@@ -65,6 +65,25 @@ def wait_seconds(timeout: float | None) -> float:
     if timeout is None:
         return failures.get_timeout()
     return failures.check_timeout(timeout)
+
+
+def allgather(value: Any, name: str, timeout: float | None = None) -> list:
+    """Return the values of all processes in the order of ranks, sent as JSON.
+
+    The n-th call with a name matches the n-th call with this name on the other ranks.
+    Raise MXNetError, which names the ranks, if a rank does not call it within the
+    timeout.
+    """
+    if _world.size == 1:
+        return [value]
+    # Exchanges carry float64 numbers, so each rank's line of text is padded to these.
+    text = json.dumps(value).encode() + b"\n"
+    own = np.frombuffer(text.ljust(-(-len(text) // 8) * 8), np.float64)
+    found, size = ctypes.c_void_p(), ctypes.c_int64()
+    results = wait_seconds(timeout), ctypes.byref(found), ctypes.byref(size)
+    load().gluon_syncbn_distributed_gather(name, own.ctypes.data, own.size, *results)
+    *lines, _padding = ctypes.string_at(found, 8 * size.value).split(b"\n")
+    return list(map(json.loads, lines))
 
 
 # ---- Public functions of gluon_syncbn.distributed.
@@ -94,6 +113,8 @@ def init(timeout: float | None = None) -> None:
         finalized. If MPI started with 1 process, but the launcher's environment has a
         larger number. If :func:`shutdown` was called before. If not all processes call
         `init` within the timeout. You may call `init` again after a timeout.
+    mxnet.MXNetError
+        If another process fails in this function.
     ValueError
         If `timeout` is not a positive number.
 
@@ -117,10 +138,13 @@ def init(timeout: float | None = None) -> None:
         )
     if _world.is_connected:
         return
-    comm, machines = _connect(seconds)
-    load().gluon_syncbn_distributed_open(_transport(comm))
-    _world = World(comm, machines)
+    world = World(_connect(seconds))
+    load().gluon_syncbn_distributed_open(_transport(world.comm))
+    _world = world
     atexit.register(_leave_at_exit)
+    own = _machine()
+    machines = allgather(own, "distributed.init", seconds)
+    world.of_machine = [n for n, machine in enumerate(machines) if machine == own]
 
 
 def is_initialized() -> bool:
@@ -210,14 +234,13 @@ def shutdown() -> None:
 
 # ---- MPI.
 
-# A communicator, the names of the ranks' machines, and the MPI requests for both. If a
-# call of `init` times out, the next call continues with these requests, because all
-# ranks must make the same ones.
+# A communicator, and MPI's request for it. If a call of `init` times out, the next call
+# continues with this request, because all ranks must make the same ones.
 _connection: list = []
 
 
 def _connect(timeout):
-    """Return a communicator and the name of each rank's machine."""
+    """Return a communicator of all processes that the launcher has started."""
     mpi = _import_mpi4py(timeout)
     number = mpi.COMM_WORLD.Get_size()
     for name in _SIZE_VARIABLES:
@@ -230,14 +253,10 @@ def _connect(timeout):
                 "one process."
             )
     if not _connection:
-        own = np.array(mpi.Get_processor_name(), f"S{mpi.MAX_PROCESSOR_NAME}")
-        names = np.empty(number, own.dtype)
-        comm, copied = mpi.COMM_WORLD.Idup()
-        sent = mpi.COMM_WORLD.Iallgather([own, mpi.CHAR], [names, mpi.CHAR])
-        _connection.extend([comm, names, [copied, sent]])
-    comm, names, requests = _connection
+        _connection.extend(mpi.COMM_WORLD.Idup())
+    comm, request = _connection
     deadline = time.monotonic() + timeout
-    while not mpi.Request.Testall(requests):  # Waitall would occupy a processor
+    while not request.Test():  # Wait would occupy a processor
         if time.monotonic() > deadline:
             raise RuntimeError(
                 "not every process that the launcher started called "
@@ -245,7 +264,7 @@ def _connect(timeout):
                 "processes. To continue the wait in this one, call it again."
             )
         time.sleep(2e-4)
-    return comm, names.tolist()
+    return comm
 
 
 def _import_mpi4py(timeout):
@@ -300,6 +319,12 @@ def _transport(comm):
         f"({reason}). Install mpi4py for the MPI of gluon_syncbn, or run "
         "`pip install --force-reinstall --no-deps .` in a clone."
     )
+
+
+def _machine():
+    from mpi4py import MPI
+
+    return MPI.Get_processor_name()
 
 
 def _mpi_name():
