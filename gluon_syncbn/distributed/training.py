@@ -218,7 +218,7 @@ def _sum_in_place(arrays):
     """Sum each gradient over all ranks as soon as it is ready."""
     from mpi4py import MPI
 
-    copies = []  # of gradients in whose memory MPI cannot sum
+    copies = []  # MPI cannot sum in the memory of their gradients
     with collectives("Trainer.step", memory=arrays) as requests:
         for array in arrays:
             if array.context.device_type != "gpu" and array.dtype in _IN_PLACE:

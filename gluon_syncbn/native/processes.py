@@ -39,7 +39,7 @@ class World:
     """The connected processes; before `init` only this one."""
 
     def __init__(self, comm: Any = None) -> None:
-        self.comm = comm  # of mpi4py
+        self.comm = comm  # mpi4py made it
         self.is_connected, self.has_left = comm is not None, False
         self.rank, self.size = (0, 1) if comm is None else (comm.rank, comm.size)
         self.of_machine = [self.rank]  # the ranks on this machine

@@ -24,7 +24,7 @@ struct Array {
   std::string error;
 };
 
-std::mutex mutex;  // of all arrays
+std::mutex mutex;  // guards all arrays
 int num_errors = 0;
 
 // Runs the next work of an array. Returns false if there is none.
