@@ -1,8 +1,10 @@
 // One exchange: all devices of a layer contribute numbers, and all receive the reduced numbers.
 //
-// The first rank is the root. Each rank reduces the numbers of its devices in their order. The
-// others send the result to the root, which merges the ranks in their order and sends the total to
-// all.
+// The ranks form a tree, and each rank's devices are leaves of it. A rank reduces the numbers of
+// its devices and child ranks in the order of ranks and devices, and sends the result to its
+// parent. The root sends the total back. If there are at most `arity` ranks (32, fewer in a test),
+// the first is the parent of the others. More ranks form groups of so many neighbours, and the
+// first ranks of the groups form such a tree again.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -60,7 +62,7 @@ inline bool operator==(const Signature& a, const Signature& b) {
          std::tie(b.operation, b.dtype, b.channels, b.axis, b.epsilon, b.ranks);
 }
 
-// A contributor of a Part: a device of this rank, or another rank with all its devices.
+// A contributor of a Part: a device of this rank, or a child rank with all its devices.
 struct Place {
   int rank = 0;
   Device device{};
@@ -76,30 +78,43 @@ struct Part {
   std::vector<int64_t> shape{};  // the shape of the device's data, for errors
 };
 
+// A rank, and how many ranks it sends for.
+struct Subtree {
+  int rank, size;
+};
+
+// The position of a rank in the tree of an exchange's ranks.
+struct Position {
+  int parent = -1;  // none at the root
+  int depth = 0;    // the number of ranks above this rank
+  int height = 0;   // levels of the whole tree, without the root
+  std::vector<Subtree> children{};
+};
+// Returns a position without others if `ranks` lacks `rank`.
+Position PositionOf(int rank, const std::vector<int>& ranks, int arity);
+
 struct Members;  // table.h
 
 // The state of an exchange on this rank. The Table's mutex guards all fields except `over`.
 struct Exchange {
   Key key;
   Signature signature;
-  Place first;  // the first device to arrive, else the first other rank; for errors
+  Position position;
+  Place first;  // the first device to arrive, else the first child rank; for errors
   std::map<Place, Part> parts;
   Members* members = nullptr;  // null for a named gather, or while no device has arrived
   size_t devices = 0;          // how many must arrive; 0 while none has
   size_t arrived = 0;
   Time start;                  // the first device's arrival
-  std::optional<size_t> sent;  // how many numbers this rank has sent to the root
+  std::optional<size_t> sent;  // how many numbers this rank has sent to its parent
   std::atomic<bool> over{false};
   std::condition_variable changed;
   Numbers result;
   std::string error;  // empty if there is a result
 
   bool AllDevicesAreHere() const { return devices > 0 && arrived == devices; }
-  // Returns true if this rank, `rank`, merges the numbers of all ranks.
-  bool IsRoot(int rank) const { return signature.ranks.empty() || signature.ranks[0] == rank; }
-  // Returns true if this rank, `rank`, waits for a message of rank `other`: the root for its part,
-  // another rank for the root's answer, after it has sent its part.
-  bool Awaits(int rank, int other) const;
+  // Returns the children whose part is missing, or the parent if its answer is missing.
+  std::vector<Subtree> Missing() const;
   // Reduces the parts in the order of their places and clears them. Throws Error if sizes
   // differ that must be equal.
   Numbers Reduce();

@@ -75,9 +75,9 @@ void Table::Connect(std::unique_ptr<Transport> transport) {
 // Throws Error if the exchange needs a message of a rank that has left.
 void Table::CheckLeft(const Exchange& exchange) {
   if (exchange.key.is_local || exchange.arrived == 0) return;
-  for (const int other : peers_.left()) {
-    if (!exchange.Awaits(peers_.rank(), other)) continue;
-    throw Error(Concat(exchange.key.Title(), ": rank ", other,
+  for (const Subtree& other : exchange.Missing()) {
+    if (!peers_.PeerHasLeft(other.rank)) continue;
+    throw Error(Concat(exchange.key.Title(), ": rank ", other.rank,
                        " has left: its program has ended or called ", kShutdown,
                        ", so this exchange cannot complete."));
   }

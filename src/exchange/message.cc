@@ -1,6 +1,7 @@
 // The bytes of a message are a mark, and then its fields. A text or an array follows its length.
 #include "exchange/message.h"
 
+#include <algorithm>
 #include <cstring>
 #include <iterator>
 #include <tuple>
@@ -109,12 +110,15 @@ Message Decode(const Bytes& bytes) {
   return message;
 }
 
-void CheckPart(const Exchange& exchange, int rank, int from) {
-  if (!exchange.IsRoot(rank) || !exchange.Awaits(rank, from)) Refuse();
+void CheckPart(const Exchange& exchange, int from) {
+  const std::vector<Subtree>& children = exchange.position.children;
+  const bool is_child = std::any_of(children.begin(), children.end(),
+                                    [&](const Subtree& child) { return child.rank == from; });
+  if (!is_child || exchange.sent || exchange.parts.count({from})) Refuse();
 }
 
-void CheckResult(const Exchange* exchange, int rank, int from, const Numbers& result) {
-  if (exchange == nullptr || !exchange->sent || !exchange->Awaits(rank, from)) Refuse();
+void CheckResult(const Exchange* exchange, int from, const Numbers& result) {
+  if (exchange == nullptr || !exchange->sent || exchange->position.parent != from) Refuse();
   const bool grows = exchange->signature.operation == Operation::kConcat;
   const size_t sent = *exchange->sent;
   if (grows ? result.size() < sent : result.size() != sent) Refuse();

@@ -1,6 +1,6 @@
 // The messages between processes, their bytes, and all checks of received messages. All processes
 // run one build on one kind of machine, so numbers are sent as they are in memory. The first eight
-// bytes identify the format.
+// bytes identify the format. exchange.h describes the tree of ranks.
 #pragma once
 #include <string>
 #include <variant>
@@ -11,14 +11,14 @@
 
 namespace syncbn {
 
-// The reduced numbers of the sender's devices, sent to the root.
+// The numbers of the sender's subtree, sent to its parent.
 struct PartMessage {
   Key key{};
   Signature signature{};
   Numbers numbers{};
 };
 
-// The reduced numbers of all ranks, sent by the root.
+// The reduced numbers, sent to a child rank.
 struct ResultMessage {
   Key key{};
   Numbers numbers{};
@@ -39,11 +39,11 @@ Bytes Encode(const Message& message);
 // Throws Error if Encode cannot have made the bytes.
 Message Decode(const Bytes& bytes);
 
-// Throws Error if the exchange at `rank`, this rank, does not wait for a part of rank `from`. Other
-// values of a part need no check, because they must equal the values of this rank's devices.
-void CheckPart(const Exchange& exchange, int rank, int from);
+// Throws Error if the exchange does not wait for a part of rank `from`. Other values of a part need
+// no check, because they must equal the values of this rank's devices.
+void CheckPart(const Exchange& exchange, int from);
 // Throws Error if `exchange` is null (none is pending), if it does not wait for a result of rank
 // `from`, or if the result does not fit the numbers that this rank has sent.
-void CheckResult(const Exchange* exchange, int rank, int from, const Numbers& result);
+void CheckResult(const Exchange* exchange, int from, const Numbers& result);
 
 }  // namespace syncbn

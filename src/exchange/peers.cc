@@ -40,7 +40,7 @@ void Peers::Send(int to, const Message& message) {
 void Peers::Broadcast(const Message& message) {
   for (int to = 0; to < size(); ++to) {
     // A rank that has left waits only for the other ranks' last messages.
-    if (to == rank() || (left_.count(to) && !std::holds_alternative<LeaveMessage>(message)))
+    if (to == rank() || (PeerHasLeft(to) && !std::holds_alternative<LeaveMessage>(message)))
       continue;
     try {
       Send(to, message);
@@ -58,7 +58,7 @@ void Peers::Leave() {
 std::vector<int> Peers::Staying() const {
   std::vector<int> staying;
   for (int other = 0; other < size(); ++other) {
-    if (other != rank() && !left_.count(other)) staying.push_back(other);
+    if (other != rank() && !PeerHasLeft(other)) staying.push_back(other);
   }
   return staying;
 }

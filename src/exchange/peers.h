@@ -37,7 +37,7 @@ class Peers {
   // Announces to all ranks that this process sends nothing more. It receives until Close.
   void Leave();
   bool has_left() const { return has_left_; }
-  const std::set<int>& left() const { return left_; }
+  bool PeerHasLeft(int rank) const { return left_.count(rank) > 0; }
   bool AllHaveLeft() const { return static_cast<int>(left_.size()) == size() - 1; }
   std::vector<int> Staying() const;  // the other ranks that have not left
 

@@ -1,6 +1,7 @@
 // Each text names the exchange or the layer, and what went wrong.
 #include "exchange/report.h"
 
+#include <algorithm>
 #include <iomanip>
 
 #include "core/error.h"
@@ -56,23 +57,26 @@ std::string DevicesMissingReport(const Exchange& exchange, int rank, const std::
 std::string RanksMissingReport(const Exchange& exchange, int rank, const std::map<int, Key>& latest,
                                double seconds, const std::string& where) {
   const std::vector<int>& ranks = exchange.signature.ranks;
-  std::vector<int> arrived;  // only this rank if it waits for the root's answer
+  const auto own = std::lower_bound(ranks.begin(), ranks.end(), rank);
+  int known = 1;  // this rank, and the ranks that send through it
+  for (const Subtree& child : exchange.position.children) known += child.size;
+  std::vector<int> arrived(own, own + known);
   std::vector<std::string> missing;
-  for (const int other : ranks) {
-    if (!exchange.Awaits(rank, other)) {
-      if (!exchange.sent || other == rank) arrived.push_back(other);
-      continue;
-    }
-    const auto part = latest.find(other);
+  for (const Subtree& other : exchange.Missing()) {
+    const auto begin = std::lower_bound(arrived.begin(), arrived.end(), other.rank);
+    arrived.erase(begin, begin + other.size);
+    const auto part = latest.find(other.rank);
     const std::string since = part == latest.end() ? "yet" : "since " + part->second.Title();
     missing.push_back(
-        Concat("rank ", other, ", which ",
+        Concat("rank ", other.rank, ", which ",
                exchange.sent ? "does not answer: it is busy, has left the training loop or has died"
-                             : "has sent nothing " + since));
+                             : "has sent nothing " + since,
+               other.size > 1 ? Concat(" (it sends for ", other.size, " ranks)") : ""));
   }
   return Concat(exchange.key.Title(), ": waited ", std::setprecision(4), seconds, " s for ",
-                missing.size(), " of ", ranks.size(), " processes. Arrived: ", Ranks(arrived),
-                ". Missing: ", Join(missing, "; "), ".", kStartAgain, where, kHang);
+                exchange.sent ? 1 : known - arrived.size(), " of ", ranks.size(),
+                " processes. Arrived: ", Ranks(arrived), ". Missing: ", Join(missing, "; "), ".",
+                kStartAgain, where, kHang);
 }
 
 std::string DisagreementReport(const Key& key, const Terms& a, const Terms& b) {

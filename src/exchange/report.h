@@ -19,11 +19,11 @@ std::string DevicesMissingReport(const Exchange& exchange, int rank, const std::
 std::string RanksMissingReport(const Exchange& exchange, int rank, const std::map<int, Key>& latest,
                                double seconds, const std::string& where);
 
-// A device or another rank (Place in exchange.h), and its values that must be equal at all places.
+// A device or child rank (Place in exchange.h), and its values that must be equal at all places.
 struct Terms {
   Place place;
   const Signature& signature;
-  size_t devices;  // how many the layer has on this rank; 0 if the place is another rank
+  size_t devices;  // how many the layer has on this rank; 0 if the place is a child rank
 };
 std::string DisagreementReport(const Key& key, const Terms& a, const Terms& b);
 

@@ -12,8 +12,6 @@ namespace syncbn {
 namespace {
 
 constexpr std::chrono::seconds kNotice{10};  // after this time a wait prints what it waits for
-// A rank that waits for the root's answer reports later, because the root names the missing ranks.
-constexpr std::chrono::seconds kPatience{1};
 
 }  // namespace
 
@@ -144,7 +142,7 @@ Ticket Table::Enter(const Contribution& own, const Key& key) {
 }
 
 // Returns the pending exchange of this key, or begins it. Throws Error if the exchange has other
-// terms, or if the terms are of another rank, without which this rank has completed the forward
+// terms, or if the terms are of a child rank, without which this rank has completed the forward
 // call or the named gather.
 Table::Shared Table::Find(const Key& key, const Terms& terms) {
   const auto found = exchanges_.find(key);
@@ -158,6 +156,7 @@ Table::Shared Table::Find(const Key& key, const Terms& terms) {
     exchange->key = key;
     exchange->signature = terms.signature;
     exchange->first = terms.place;
+    exchange->position = PositionOf(peers_.rank(), terms.signature.ranks, arity_);
     return exchanges_[key] = exchange;
   }
   const Shared& exchange = found->second;
@@ -174,7 +173,7 @@ bool Table::IsOver(Lock* lock, const Waiting& waiting, Time now) {
   const auto is_late = [&](Time deadline) {
     // When all devices have arrived, only the last one reports that other ranks are late.
     const bool reports = waiting.is_last || !exchange.AllDevicesAreHere();
-    return !exchange.over && reports && now >= deadline + (exchange.sent ? kPatience : Duration());
+    return !exchange.over && reports && now >= deadline && now >= deadline + Patience(exchange);
   };
   const bool gives_notice = !notice_given_ && !exchange.AllDevicesAreHere() &&
                             !is_late(waiting.deadline) && is_late(waiting.start + kNotice);
@@ -192,6 +191,19 @@ bool Table::IsOver(Lock* lock, const Waiting& waiting, Time now) {
   }
   FailLocked(text, !exchange.key.is_local);
   return true;
+}
+
+// Returns how long a rank waits after its deadline, so that a rank that can name the missing one
+// reports first. Of the ranks that wait for a child, the lowest in the tree report first. Ranks
+// that wait for an answer of their parent report later, the highest first.
+Duration Table::Patience(const Exchange& exchange) const {
+  const Position& position = exchange.position;
+  if (exchange.sent) return std::chrono::seconds(position.height + position.depth - 1);
+  const std::vector<Subtree> missing = exchange.Missing();
+  const bool is_known = !exchange.AllDevicesAreHere() ||
+                        std::any_of(missing.begin(), missing.end(),
+                                    [](const Subtree& child) { return child.size == 1; });
+  return std::chrono::seconds(is_known ? 0 : position.height - 1 - position.depth);
 }
 
 std::string Table::MissingReport(const Waiting& waiting, double seconds,
@@ -255,38 +267,37 @@ void Table::Handle(int from, Message&& message) {
   if (auto* const part = std::get_if<PartMessage>(&message)) {
     latest_[from] = part->key;
     const Shared exchange = Find(part->key, {{from}, part->signature, 0});
-    CheckPart(*exchange, peers_.rank(), from);
+    CheckPart(*exchange, from);
     exchange->parts[{from}].numbers = std::move(part->numbers);
     return Advance(exchange);
   }
   auto& [key, numbers] = std::get<ResultMessage>(message);
   const auto found = exchanges_.find(key);
   const Shared exchange = found == exchanges_.end() ? nullptr : found->second;
-  CheckResult(exchange.get(), peers_.rank(), from, numbers);
+  CheckResult(exchange.get(), from, numbers);
   Finish(exchange, std::move(numbers));
 }
 
 // Reduces the parts if all are here. The root then finishes the exchange. Other ranks send the
-// reduced numbers to the root.
+// reduced numbers to their parents.
 void Table::Advance(const Shared& exchange) {
-  const std::vector<int>& ranks = exchange->signature.ranks;
-  const bool is_root = exchange->IsRoot(peers_.rank());
-  const size_t other_ranks = is_root && !ranks.empty() ? ranks.size() - 1 : 0;
-  if (exchange->AllDevicesAreHere() && exchange->parts.size() == exchange->devices + other_ranks) {
+  const Position& position = exchange->position;
+  const size_t awaited = exchange->devices + position.children.size();
+  if (exchange->AllDevicesAreHere() && exchange->parts.size() == awaited) {
     Numbers reduced = exchange->Reduce();
-    if (is_root) return Finish(exchange, std::move(reduced));
+    if (position.parent < 0) return Finish(exchange, std::move(reduced));
     exchange->sent = reduced.size();
-    peers_.Send(ranks[0], PartMessage{exchange->key, exchange->signature, std::move(reduced)});
+    peers_.Send(position.parent,
+                PartMessage{exchange->key, exchange->signature, std::move(reduced)});
   }
   CheckLeft(*exchange);
 }
 
 void Table::Finish(const Shared& exchange, Numbers result) {
-  if (exchange->IsRoot(peers_.rank()) && !exchange->signature.ranks.empty()) {
+  const std::vector<Subtree>& children = exchange->position.children;
+  if (!children.empty()) {
     const Message answer = ResultMessage{exchange->key, result};
-    for (const int other : exchange->signature.ranks) {
-      if (other != peers_.rank()) peers_.Send(other, answer);
-    }
+    for (const Subtree& child : children) peers_.Send(child.rank, answer);
   }
   exchange->result = std::move(result);
   End(exchange, "");

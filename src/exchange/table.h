@@ -88,6 +88,8 @@ class Table {
  public:
   using Lock = std::unique_lock<std::mutex>;
 
+  explicit Table(int arity = 32) : arity_(arity) {}  // see exchange.h
+
   // The process's table is never destroyed, because operators may outlive static objects.
   static Table& Get();
 
@@ -149,6 +151,7 @@ class Table {
 
   Ticket Enter(const Contribution& own, const Key& key);
   Shared Find(const Key& key, const Terms& terms);
+  Duration Patience(const Exchange& exchange) const;
   std::string MissingReport(const Waiting& waiting, double seconds, const std::string& where) const;
 
   void Handle(int from, Message&& message);
@@ -161,6 +164,7 @@ class Table {
   void EndWhere(const std::string& reason, const std::function<bool(const Exchange&)>& ends);
   void CheckLeft(const Exchange& exchange);
 
+  const int arity_;
   std::map<int, Key> latest_;  // {rank: key of the exchange to which it last contributed}
   bool notice_given_ = false;  // a warning about a long wait has been printed
 };

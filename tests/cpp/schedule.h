@@ -51,6 +51,7 @@ struct Program {
   std::string name;
   std::vector<int> devices;  // how many each rank has
   std::vector<Actor> actors;
+  int arity = 32;
   Fault fault = Fault::kNone;
   int culprit = 0;
 
@@ -87,7 +88,7 @@ class Wire : public syncbn::Transport {
 
 class Rank : public syncbn::Table {
  public:
-  Rank(Queues* queues, int rank) : wire_(new Wire(queues, rank)) {
+  Rank(Queues* queues, int rank, int arity) : Table(arity), wire_(new Wire(queues, rank)) {
     peers_.Connect(std::unique_ptr<Wire>(wire_));
   }
   using Table::Arrive;
@@ -155,7 +156,7 @@ class Run {
         queues_(program.Ranks(), std::vector<std::deque<Bytes>>(program.Ranks())),
         states_(program.actors.size()) {
     for (int rank = 0; rank < program.Ranks(); ++rank) {
-      ranks_.push_back(std::make_unique<Rank>(&queues_, rank));
+      ranks_.push_back(std::make_unique<Rank>(&queues_, rank, program.arity));
     }
   }
 
