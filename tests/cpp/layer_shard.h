@@ -45,13 +45,14 @@ constexpr int64_t kNotReconstructible = 2;  // the channel with the small gamma
 struct Shard {
   Shard(DType of, int64_t rows, int seed, const Setting& setting)
       : dtype(of),
-        shape{rows, setting.channels, 7},
-        x(dtype, rows * setting.channels * 7),
+        shape{rows, setting.channels},
+        x(dtype, rows * setting.channels * (setting.masked ? 1 : 7)),
         dy(dtype, x.size()),
         y(dtype, x.size()),
         dx(dtype, x.size()),
         vector_dtype(dtype == DType::kFloat64 ? dtype : DType::kFloat32),
         gamma(vector_dtype, setting.channels) {
+    if (!setting.masked) shape.push_back(7);
     std::mt19937 generator(static_cast<unsigned>(seed));
     std::normal_distribution<double> normal(3, 2);
     for (int64_t i = 0; i < x.size(); ++i) {
