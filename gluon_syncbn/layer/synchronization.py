@@ -108,7 +108,7 @@ class Synchronization:
         self.contexts: list = []
         self.norm_settings: dict = {}  # the settings of a BatchNorm
         self.parameters: Any = weakref.WeakSet()
-        self._native_options: tuple = ()
+        self._options: tuple = ()  # that native code has
         self._made[name] += 1
         self.shared_name, count = name, self._made[name]
         if count > 1:
@@ -140,16 +140,16 @@ class Synchronization:
         """
         watch_process()
         self.contexts, self.norm_settings = list(contexts), dict(norm_settings)
-        ranks = _ranks_of(self.settings.group)
-        numbers, names = self._options(), " ".join(map(str, contexts))
-        options = bytes(numbers), names, ranks, self.shared_name
-        if options != self._native_options:
+        ranks, name = _ranks_of(self.settings.group), self.shared_name
+        options = self.contexts, self.norm_settings, self.settings, ranks, name
+        if options != self._options:
+            names = " ".join(map(str, contexts))
             array = (ctypes.c_int * len(ranks))(*ranks)
-            others = names, array, len(ranks), self.shared_name, restarts
-            load().gluon_syncbn_set_options(self.key, numbers, *others)
-            self._native_options = options
+            others = names, array, len(ranks), name, restarts
+            load().gluon_syncbn_set_options(self.key, self._native_options(), *others)
+            self._options = options
 
-    def _options(self):
+    def _native_options(self):
         """Return the options that native code gets as numbers."""
         settings, norm_settings = self.settings, self.norm_settings
         is_leaky = settings.activation in ("relu", "leaky_relu")  # else the identity

@@ -138,13 +138,13 @@ def init(timeout: float | None = None) -> None:
         )
     if _world.is_connected:
         return
-    world = World(_connect(seconds))
-    load().gluon_syncbn_distributed_open(_transport(world.comm))
-    _world = world
+    comm = _connect(seconds)
+    load().gluon_syncbn_distributed_open(_transport(comm))
+    _world = World(comm)
     atexit.register(_leave_at_exit)
     own = _machine()
     machines = allgather(own, "distributed.init", seconds)
-    world.of_machine = [n for n, machine in enumerate(machines) if machine == own]
+    _world.of_machine = [n for n, machine in enumerate(machines) if machine == own]
 
 
 def is_initialized() -> bool:

@@ -58,6 +58,25 @@ TEST(AFailureEndsACallThatHasBegun) {
   syncbn::Table::Get().Reset();
 }
 
+// A call keeps the options that its layer had when the forward call began.
+TEST(BackwardHasTheDevicesOfItsForward) {
+  const auto shared = test::MakeLayer({}, 2);
+  syncbn::SyncBatchNorm layer(shared, false, {"cpu", 0}, syncbn::MakeCpuBackend());
+  Shard shard(syncbn::DType::kFloat32, 2, 0, {});
+  shared->SetParticipants({{"cpu", 0}});
+  shard.BeginForward(&layer, {});
+  layer.Finish();
+  shared->SetParticipants({});
+  shard.BeginBackward(&layer, {});
+  CHECK(layer.IsReady({}), "the other device took no part in forward");
+  layer.Finish();
+  shard.BeginForward(&layer, {});
+  CHECK(!layer.IsReady({}), "the other device has not begun");
+  syncbn::Table::Get().Fail("the test ends", false);
+  CheckHas(ErrorOf([&] { layer.Finish(); }), "the test ends");
+  syncbn::Table::Get().Reset();
+}
+
 // If a device refuses one of its arrays, the other devices and ranks get the error. This test is
 // the last one, because a failure that was sent to ranks stays.
 TEST(AVectorOfAnotherSizeIsRefusedAndTheOthersAreTold) {
