@@ -118,7 +118,7 @@ int main() {
 #if !defined(__SANITIZE_THREAD__)  // TestSameBits is enough for the thread sanitizer
   std::cout << cpu::InstructionSet() << std::endl;
   if (cpu::InstructionSet() != std::string("generic")) TestStreamedStores();
-#if !defined(__SANITIZE_ADDRESS__)  // which CMake combines with checks of alignment
+#if !defined(__SANITIZE_ADDRESS__)  // its build also checks alignment
   TestAnOddAddress();
 #endif
   TestBlocks();
