@@ -103,7 +103,7 @@ void FailOperator(NDArray array, const std::string& text) {
   auto watch = std::make_unique<Watch>(Watch{std::move(array)});
   {
     std::unique_lock<std::mutex> lock(state.mutex);
-
+    state.delivered.wait(lock, [] { return !state.is_delivering; });
     state.is_delivering = true;
   }
   if (PushError(watch->array.Handle(), text) != 0) {
