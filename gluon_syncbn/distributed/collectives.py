@@ -1,4 +1,4 @@
-"""Collectives: texts through the layers' exchanges, and arrays over MPI.
+"""Copies and comparisons of parameters, and waits for MPI's collectives.
 
 A collective of mpi4py never times out, and does not report which ranks are missing. So
 all ranks first call `allgather`, which reports them. Only JSON and arrays are sent,
@@ -7,15 +7,13 @@ because a received pickle could run code.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import itertools
-import json
 import os
 import time
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Iterator
+from typing import Any, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -30,32 +28,12 @@ from ..mxnet_private.owners import copy_owners, stale_parameters
 from ..mxnet_private.parameters import data_of, is_deferred, when_initialized
 from ..native import failures
 from ..native.interrupts import DeferredSignals
-from ..native.library import load
-from ..native.processes import world
+from ..native.processes import allgather, world
 from ..native.timeouts import wait_seconds
 
 _AWAKE, _PAUSE, _DEFERRING = 0.1, 5e-4, 1.5  # seconds, see `collectives`
 _net_numbers = itertools.count(1)  # numbers of nets that are broadcast
 _abandoned: list = []  # memory that MPI may still write to after a failure
-
-
-def allgather(value: Any, name: str, timeout: float | None = None) -> list:
-    """Return the values of all processes in the order of ranks, sent as JSON.
-
-    The n-th call with a name matches the n-th call with this name on the other ranks.
-    Raise MXNetError, which names the ranks, if a rank does not call it within the
-    timeout.
-    """
-    if world().size == 1:
-        return [value]
-    # Exchanges carry float64 numbers, so each rank's line of text is padded to these.
-    text = json.dumps(value).encode() + b"\n"
-    own = np.frombuffer(text.ljust(-(-len(text) // 8) * 8), np.float64)
-    found, size = ctypes.c_void_p(), ctypes.c_int64()
-    results = wait_seconds(timeout), ctypes.byref(found), ctypes.byref(size)
-    load().gluon_syncbn_distributed_gather(name, own.ctypes.data, own.size, *results)
-    *lines, _padding = ctypes.string_at(found, 8 * size.value).split(b"\n")
-    return list(map(json.loads, lines))
 
 
 @contextmanager
@@ -189,13 +167,19 @@ def check_parameters(net: Any) -> list:
 
 def check_equal(what: str, lines: list, fix: str, timeout: float | None = None) -> None:
     """Raise ValueError on all ranks if a rank's lines of text differ from rank 0's."""
-    name = f"comparison of {what}"
-    first, *others = allgather(digest_of(lines), name, timeout)
-    other = next((n for n, found in enumerate(others, 1) if found != first), None)
+    digests = allgather(digest_of(lines), f"comparison of {what}", timeout)
+    check_digests(what, digests, lines, fix, timeout)
+
+
+def check_digests(
+    what: str, digests: Sequence, lines: list, fix: str, timeout: float | None = None
+) -> None:
+    """Raise ValueError with the first different line if a digest is not rank 0's."""
+    other = next((n for n, found in enumerate(digests) if found != digests[0]), None)
     if other is None:
         return
     own = lines if world().rank in (0, other) else []
-    lists = allgather(own, name, timeout)
+    lists = allgather(own, f"lines of {what}", timeout)
     pairs = itertools.zip_longest(lists[0], lists[other], fillvalue="nothing more")
     expected, line = next(pair for pair in pairs if pair[0] != pair[1])
     raise ValueError(

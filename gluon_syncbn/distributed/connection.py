@@ -11,11 +11,10 @@ import os
 import time
 
 import mxnet as mx
-import numpy as np
 
 from ..native import failures
 from ..native.library import declare, load, mpi_path
-from ..native.processes import World, set_world, world
+from ..native.processes import World, allgather, set_world, world
 from ..native.timeouts import get_timeout, wait_seconds
 
 # Launchers set these to how many processes the program has, or has on this machine.
@@ -67,6 +66,8 @@ def init(timeout: float | None = None) -> None:
         finalized. If MPI started with 1 process, but the launcher's environment has a
         larger number. If :func:`shutdown` was called before. If not all processes call
         `init` within the timeout. You may call `init` again after a timeout.
+    mxnet.MXNetError
+        If another process fails in this function.
     ValueError
         If `timeout` is not a positive number.
 
@@ -89,10 +90,13 @@ def init(timeout: float | None = None) -> None:
         )
     if world().is_connected:
         return
-    comm, machines = _connect(seconds)
+    comm = _connect(seconds)
     load().gluon_syncbn_distributed_open(_transport(comm))
-    set_world(World(comm, machines))
+    set_world(World(comm))
     atexit.register(_leave_at_exit)
+    own = _machine()
+    machines = allgather(own, "distributed.init", seconds)
+    world().of_machine = [n for n, machine in enumerate(machines) if machine == own]
 
 
 def is_initialized() -> bool:
@@ -182,14 +186,13 @@ def shutdown() -> None:
 
 # ---- MPI.
 
-# A communicator, the names of the ranks' machines, and the MPI requests for both. If a
-# call of `init` times out, the next call continues with these requests, because all
-# ranks must make the same ones.
+# A communicator, and MPI's request for it. If a call of `init` times out, the next call
+# continues with this request, because all ranks must make the same ones.
 _connection: list = []
 
 
 def _connect(timeout):
-    """Return a communicator and the name of each rank's machine."""
+    """Return a communicator of all processes that the launcher has started."""
     mpi = _import_mpi4py(timeout)
     number = mpi.COMM_WORLD.Get_size()
     for name in _SIZE_VARIABLES:
@@ -202,14 +205,10 @@ def _connect(timeout):
                 "one process."
             )
     if not _connection:
-        own = np.array(mpi.Get_processor_name(), f"S{mpi.MAX_PROCESSOR_NAME}")
-        names = np.empty(number, own.dtype)
-        comm, copied = mpi.COMM_WORLD.Idup()
-        sent = mpi.COMM_WORLD.Iallgather([own, mpi.CHAR], [names, mpi.CHAR])
-        _connection.extend([comm, names, [copied, sent]])
-    comm, names, requests = _connection
+        _connection.extend(mpi.COMM_WORLD.Idup())
+    comm, request = _connection
     deadline = time.monotonic() + timeout
-    while not mpi.Request.Testall(requests):  # Waitall would occupy a processor
+    while not request.Test():  # Wait would occupy a processor
         if time.monotonic() > deadline:
             raise RuntimeError(
                 "not every process that the launcher started called "
@@ -217,7 +216,7 @@ def _connect(timeout):
                 "processes. To continue the wait in this one, call it again."
             )
         time.sleep(2e-4)
-    return comm, names.tolist()
+    return comm
 
 
 def _import_mpi4py(timeout):
@@ -272,6 +271,12 @@ def _transport(comm):
         f"({reason}). Install mpi4py for the MPI of gluon_syncbn, or run "
         "`pip install --force-reinstall --no-deps .` in a clone."
     )
+
+
+def _machine():
+    from mpi4py import MPI
+
+    return MPI.Get_processor_name()
 
 
 def _mpi_name():

@@ -21,11 +21,10 @@ from ..mxnet_private.parameters import (
     is_fresh,
     mark_fresh,
 )
-from ..native.processes import world
+from ..native.processes import allgather, world
 from .collectives import (
-    allgather,
     broadcast_parameters,
-    check_equal,
+    check_digests,
     check_parameters,
     collectives,
     digest_of,
@@ -161,7 +160,7 @@ class Trainer(mx.gluon.Trainer):
         if len({*digests}) > 1:
             fix = "Step the same trainer with the same settings on all ranks."
             lines = [f"{what} {value}" for what, value in description]
-            check_equal("steps", lines, fix)
+            check_digests("steps", digests, lines, fix)
         pairs = zip(self._in_order_of_forward, zip(*are_new))
         self._fresh = [parameter for parameter, ranks in pairs if any(ranks)]
         if world().size == 1:
@@ -220,24 +219,16 @@ def _sum_in_place(arrays):
     """Sum each gradient over all ranks as soon as it is ready."""
     from mpi4py import MPI
 
-    sums = []
+    copies = []  # MPI cannot sum in the memory of their gradients
     with collectives("Trainer.step", memory=arrays) as requests:
         for array in arrays:
-            sums.append(_memory(array))
-            requests.append(world().comm.Iallreduce(MPI.IN_PLACE, sums[-1]))
-    for array, values in zip(arrays, sums):
-        if not _is_in_place(array):
-            array[:] = values
-
-
-def _is_in_place(array):
-    on_cpu = array.context.device_type != "gpu"
-    return on_cpu and np.dtype(array.dtype) in _IN_PLACE
-
-
-def _memory(array):
-    """Return a view of an array's memory, or a copy if MPI cannot sum in it."""
-    if _is_in_place(array):
-        return memory_of(array)
-    values = array.asnumpy()
-    return values.astype("float32") if values.dtype == np.float16 else values
+            if array.context.device_type != "gpu" and array.dtype in _IN_PLACE:
+                values = memory_of(array)
+            else:
+                values = array.asnumpy()
+                if values.dtype == np.float16:
+                    values = values.astype("float32")
+                copies.append((array, values))
+            requests.append(world().comm.Iallreduce(MPI.IN_PLACE, values))
+    for array, values in copies:
+        array[:] = values

@@ -22,14 +22,13 @@ from ..arguments import (
 )
 from ..native import guarded_trainers
 from ..native.failures import watch_process
-from ..native.library import LayerOptions, load
+from ..native.library import Activation, LayerOptions, load
 from ..native.processes import world
 from ..native.program_lines import warn
 from ..native.timeouts import check_timeout
 from ..native.turns import here
 
-# Native code numbers these in the same order.
-NONFINITE = "propagate", "skip", "raise"
+NONFINITE = "propagate", "skip", "raise"  # native code numbers these in this order
 ACTIVATIONS = None, "identity", "relu", "leaky_relu"
 GROUPS = None, "machine", "process"
 
@@ -110,7 +109,7 @@ class Synchronization:
         self.contexts: list = []
         self.norm_settings: dict = {}  # the settings of a BatchNorm
         self.parameters: Any = weakref.WeakSet()
-        self._native_options: tuple = ()
+        self._options: tuple = ()  # that native code has
         self._made[name] += 1
         self.shared_name, count = name, self._made[name]
         if count > 1:
@@ -142,29 +141,32 @@ class Synchronization:
         """
         watch_process()
         self.contexts, self.norm_settings = list(contexts), dict(norm_settings)
-        settings = self.settings
-        ranks = _ranks_of(settings.group)
-        options = (
-            " ".join(map(str, contexts)).encode(),
-            self.shared_name.encode(),
-            tuple(ranks),
-            norm_settings["eps"],
-            norm_settings["momentum"],
-            settings.timeout or 0,
-            settings.slope or 0,
-            len(ranks),
-            settings.num_devices or len(contexts),
-            norm_settings["axis"],
-            norm_settings["fix_gamma"],
-            settings.unbiased_running_var,
-            NONFINITE.index(settings.nonfinite),
-            ACTIVATIONS.index(settings.activation),
-        )
-        if options != self._native_options:
+        ranks, name = _ranks_of(self.settings.group), self.shared_name
+        options = self.contexts, self.norm_settings, self.settings, ranks, name
+        if options != self._options:
+            names = " ".join(map(str, contexts))
             array = (ctypes.c_int * len(ranks))(*ranks)
-            given = LayerOptions(*options[:2], array, *options[3:])
-            load().gluon_syncbn_set_options(self.key, given, restarts)
-            self._native_options = options
+            others = names, array, len(ranks), name, restarts
+            load().gluon_syncbn_set_options(self.key, self._native_options(), *others)
+            self._options = options
+
+    def _native_options(self):
+        """Return the options that native code gets as numbers."""
+        settings, norm_settings = self.settings, self.norm_settings
+        is_leaky = settings.activation in ("relu", "leaky_relu")  # else the identity
+        return LayerOptions(
+            activation=Activation(is_leaky, settings.slope or 0),
+            epsilon=norm_settings["eps"],
+            momentum=norm_settings["momentum"],
+            timeout=settings.timeout or 0,
+            num_devices=settings.num_devices or len(self.contexts),
+            axis=norm_settings["axis"],
+            fix_gamma=norm_settings["fix_gamma"],
+            unbiased_running_var=settings.unbiased_running_var,
+            nonfinite=NONFINITE.index(settings.nonfinite),
+            # These have an inverse, so backward can read y, and MXNet can free x.
+            from_output=settings.activation in ("identity", "leaky_relu"),
+        )
 
     def shared_settings(self) -> dict:
         """Return the settings in use that must be equal on all ranks."""

@@ -41,24 +41,26 @@ def _check(result, *_call):
 _CONVERSIONS = {Text: lambda result, *_call: result.value.decode(), Status: _check}
 
 
+class Activation(ctypes.Structure):
+    """The struct Activation of src/kernels/passes.h."""
+
+    _fields_ = [("function", ctypes.c_int), ("slope", ctypes.c_double)]
+
+
 class LayerOptions(ctypes.Structure):
-    """The options of a layer, as src/c_api/python_api.cc reads them."""
+    """The struct LayerOptions of src/op/options.h."""
 
     _fields_ = [
-        ("contexts", ctypes.c_char_p),
-        ("shared_name", ctypes.c_char_p),
-        ("ranks", ctypes.POINTER(ctypes.c_int)),
+        ("activation", Activation),
         ("epsilon", ctypes.c_double),
         ("momentum", ctypes.c_double),
         ("timeout", ctypes.c_double),
-        ("slope", ctypes.c_double),
-        ("num_ranks", ctypes.c_int),
         ("num_devices", ctypes.c_int),
         ("axis", ctypes.c_int),
         ("fix_gamma", ctypes.c_int),
         ("unbiased_running_var", ctypes.c_int),
         ("nonfinite", ctypes.c_int),
-        ("activation", ctypes.c_int),
+        ("from_output", ctypes.c_int),
     ]
 
 
@@ -74,7 +76,10 @@ _SIGNATURES = {  # src/c_api/ defines these functions
     "gluon_syncbn_wait_before_fork": (None, []),
     "gluon_syncbn_create_layer": (_pointer, [Text, Text]),
     "gluon_syncbn_release_layer": (None, [_pointer]),
-    "gluon_syncbn_set_options": (Status, [Text, LayerOptions, _int]),
+    "gluon_syncbn_set_options": (
+        Status,
+        [Text, LayerOptions, Text, _array, _int, Text, _int],
+    ),
     "gluon_syncbn_collect": (Status, [Text, _int]),
     "gluon_syncbn_collected": (_int64, [Text, _array, _int64]),
     "gluon_syncbn_set_participants": (Status, [Text, Text]),

@@ -28,39 +28,7 @@ using syncbn::FindLayer;
 using syncbn::Layer;
 using syncbn::Table;
 
-// LayerOptions in gluon_syncbn/native/library.py has the same fields.
-struct LayerOptions {
-  const char* contexts;  // "cpu(0) cpu(1)"
-  const char* shared_name;
-  const int* ranks;
-  double epsilon, momentum, timeout, slope;
-  int num_ranks, num_devices, axis, fix_gamma, unbiased_running_var;
-  int nonfinite;   // a NonFinite
-  int activation;  // 0: none, 1: identity, 2: relu, 3: leaky_relu
-};
-
 namespace {
-
-// Python has checked the values.
-syncbn::Options ToOptions(const LayerOptions& given) {
-  syncbn::Options options;
-  options.contexts = syncbn::ParseDevices(given.contexts);
-  options.shared_name = given.shared_name;
-  options.ranks.assign(given.ranks, given.ranks + given.num_ranks);
-  options.epsilon = given.epsilon;
-  options.momentum = given.momentum;
-  options.timeout = given.timeout;
-  options.num_devices = given.num_devices;
-  options.axis = given.axis;
-  options.fix_gamma = given.fix_gamma != 0;
-  options.unbiased_running_var = given.unbiased_running_var != 0;
-  options.nonfinite = static_cast<syncbn::NonFinite>(given.nonfinite);
-  // If there is an activation with an inverse, backward reads y, and MXNet can free x.
-  options.from_output = given.activation == 1 || given.activation == 3;
-  if (given.activation >= 2) options.activation.function = syncbn::Function::kLeakyRelu;
-  options.activation.slope = given.slope;
-  return options;
-}
 
 const char* native_missing = nullptr;
 
@@ -105,12 +73,15 @@ SYNCBN_EXPORT(void, gluon_syncbn_release_layer, void* layer) {
   delete static_cast<std::shared_ptr<Layer>*>(layer);
 }
 
-// Sets the options of a layer's next forward calls. If `restarts`, the layer also forgets its
-// devices, and no call may be pending.
-SYNCBN_EXPORT(int, gluon_syncbn_set_options, const char* key, LayerOptions options, int restarts) {
+// Sets the options of a layer's next forward calls. `contexts` is like "cpu(0) cpu(1)". If
+// `restarts`, the layer also forgets its devices, and no call may be pending.
+SYNCBN_EXPORT(int, gluon_syncbn_set_options, const char* key, syncbn::LayerOptions options,
+              const char* contexts, const int* ranks, int num_ranks, const char* shared_name,
+              int restarts) {
   return CatchAll([&] {
     const auto layer = FindLayer(key);
-    layer->SetOptions(ToOptions(options));
+    layer->SetOptions(
+        {options, syncbn::ParseDevices(contexts), {ranks, ranks + num_ranks}, shared_name});
     if (restarts) Table::Get().Restart(&layer->members);
   });
 }
@@ -135,9 +106,7 @@ SYNCBN_EXPORT(int64_t, gluon_syncbn_collected, const char* key, double* numbers,
 
 // `devices` is like "cpu(0) cpu(1)"; an empty text means all devices of the layer.
 SYNCBN_EXPORT(int, gluon_syncbn_set_participants, const char* key, const char* devices) {
-  return CatchAll([&] {
-    Table::Get().SetParticipants(&FindLayer(key)->members, syncbn::ParseDevices(devices));
-  });
+  return CatchAll([&] { FindLayer(key)->SetParticipants(syncbn::ParseDevices(devices)); });
 }
 
 // The total seconds that `device`, such as "cpu(0)", has waited in this layer.

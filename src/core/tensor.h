@@ -1,16 +1,11 @@
-// The element type and the layout of a tensor, and the moments of numbers.
+// The element type and the layout of a tensor.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
 
-// Marks functions that both the host and CUDA kernels call.
-#if defined(__CUDACC__)
-#define SYNCBN_HOST_DEVICE __host__ __device__
-#else
-#define SYNCBN_HOST_DEVICE
-#endif
+#include "core/moments.h"
 
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
 #error "gluon_syncbn must be compiled without -ffast-math, which ignores NaN and infinity."
@@ -69,23 +64,5 @@ struct Tensor {
   DType dtype = DType::kFloat32;
   int64_t block = 1;  // see Layout
 };
-
-// The moments of a set of numbers.
-struct Moments {
-  double count = 0;
-  double mean = 0;
-  double m2 = 0;  // sum of (x - mean)^2
-};
-
-// Returns the moments of the union of two sets. Chan, Golub, LeVeque: Algorithms for computing the
-// sample variance, doi:10.1080/00031305.1983.10483115.
-SYNCBN_HOST_DEVICE inline Moments Merge(const Moments& a, const Moments& b) {
-  if (b.count == 0) return a;
-  if (a.count == 0) return b;
-  const double count = a.count + b.count;
-  const double delta = b.mean - a.mean;
-  const double weight = b.count / count;
-  return {count, a.mean + delta * weight, a.m2 + b.m2 + delta * delta * a.count * weight};
-}
 
 }  // namespace syncbn

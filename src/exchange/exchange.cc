@@ -7,18 +7,6 @@
 
 namespace syncbn {
 
-void MergeMoments(const Numbers& from, Numbers* to) {
-  Numbers& all = *to;
-  const size_t channels = all.size() / 2;
-  for (size_t mean = 1; mean <= channels; ++mean) {
-    const size_t m2 = mean + channels;
-    const Moments merged = Merge({all[0], all[mean], all[m2]}, {from[0], from[mean], from[m2]});
-    all[mean] = merged.mean;
-    all[m2] = merged.m2;
-  }
-  all[0] += from[0];
-}
-
 std::string Key::Title() const {
   if (phase == Phase::kCall) return layer;
   return Concat("SyncBatchNorm '", layer, "', ", phase == Phase::kForward ? "forward" : "backward");
@@ -29,6 +17,7 @@ Position PositionOf(int rank, const std::vector<int>& ranks, int arity) {
   const int64_t size = static_cast<int64_t>(ranks.size());
   const int64_t index = std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin();
   Position position;
+  if (index == size || ranks[index] != rank) return position;
   for (int64_t width = 1; width < size; width *= arity, ++position.height) {
     const int64_t offset = index % (width * arity);
     position.depth += offset >= width;
@@ -55,25 +44,26 @@ std::vector<Subtree> Exchange::Missing() const {
 
 Numbers Exchange::Reduce() {
   auto part = parts.begin();
-  Numbers reduced = std::move(part->second.numbers);
+  BatchMoments reduced{std::move(part->second.numbers)};
+  Numbers& numbers = reduced.numbers;
   while (++part != parts.end()) {
-    const Numbers& higher = part->second.numbers;
+    Numbers& higher = part->second.numbers;
     if (signature.operation == Operation::kConcat) {
-      reduced.insert(reduced.end(), higher.begin(), higher.end());
+      numbers.insert(numbers.end(), higher.begin(), higher.end());
       continue;
     }
-    if (higher.size() != reduced.size()) {
-      throw Error(Concat(key.Title(), ": all devices and ranks must contribute ", reduced.size(),
+    if (higher.size() != numbers.size()) {
+      throw Error(Concat(key.Title(), ": all devices and ranks must contribute ", numbers.size(),
                          " numbers, got ", higher.size()));
     }
     if (signature.operation == Operation::kMoments) {
-      MergeMoments(higher, &reduced);
+      reduced.MergeWith({std::move(higher)});
       continue;
     }
-    for (size_t i = 0; i < reduced.size(); ++i) reduced[i] += higher[i];
+    for (size_t i = 0; i < numbers.size(); ++i) numbers[i] += higher[i];
   }
   parts.clear();
-  return reduced;
+  return std::move(numbers);
 }
 
 }  // namespace syncbn

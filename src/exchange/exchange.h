@@ -16,20 +16,16 @@
 #include <vector>
 
 #include "core/device.h"
+#include "core/moments.h"
 #include "core/tensor.h"
 #include "exchange/wait.h"
 
 namespace syncbn {
 
-using Numbers = std::vector<double>;
-
 enum class Phase : int32_t { kForward, kBackward, kCall };  // kCall: a named gather without a layer
 
 // The numbers are the terms of sums, moments (count, mean[C], m2[C]), or pieces of one list.
 enum class Operation : int32_t { kSum, kMoments, kConcat };
-
-// Merges moments into `to`.
-void MergeMoments(const Numbers& from, Numbers* to);
 
 // Identifies an exchange. All its devices and ranks use the same key, and no other exchange does.
 // A layer can have several pending exchanges.
@@ -56,11 +52,14 @@ struct Signature {
   int64_t channels = 0;
   int64_t axis = 0;
   double epsilon = 0;
+  // The ranks that synchronize, ascending; empty for this process alone. In the argument of
+  // Table::Begin empty stands for all ranks.
+  std::vector<int> ranks{};
 };
 
 inline bool operator==(const Signature& a, const Signature& b) {
-  return std::tie(a.operation, a.dtype, a.channels, a.axis, a.epsilon) ==
-         std::tie(b.operation, b.dtype, b.channels, b.axis, b.epsilon);
+  return std::tie(a.operation, a.dtype, a.channels, a.axis, a.epsilon, a.ranks) ==
+         std::tie(b.operation, b.dtype, b.channels, b.axis, b.epsilon, b.ranks);
 }
 
 // A contributor of a Part: a device of this rank, or a child rank with all its devices.
@@ -91,6 +90,7 @@ struct Position {
   int height = 0;   // levels of the whole tree, without the root
   std::vector<Subtree> children{};
 };
+// Returns a position without others if `ranks` lacks `rank`.
 Position PositionOf(int rank, const std::vector<int>& ranks, int arity);
 
 struct Members;  // table.h
@@ -99,7 +99,6 @@ struct Members;  // table.h
 struct Exchange {
   Key key;
   Signature signature;
-  std::vector<int> ranks;  // ascending; empty for this process alone
   Position position;
   Place first;  // the first device to arrive, else the first child rank; for errors
   std::map<Place, Part> parts;

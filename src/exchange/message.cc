@@ -3,9 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
 #include <iterator>
-#include <numeric>
 #include <tuple>
 #include <type_traits>
 
@@ -14,8 +12,7 @@
 namespace syncbn {
 namespace {
 
-constexpr uint64_t kMark = 0x53424e39;  // change it with the format
-constexpr int64_t kMostCalls = int64_t{1} << 53;
+constexpr uint64_t kMark = 0x53424e3a;  // change it with the format
 
 [[noreturn]] void Refuse() {
   throw Error(
@@ -28,9 +25,10 @@ template <typename AnyMessage>
 auto FieldsOf(AnyMessage& message) {
   using Plain = std::remove_const_t<AnyMessage>;
   if constexpr (std::is_same_v<Plain, PartMessage>) {
-    auto& [key, signature, ranks, numbers] = message;
+    auto& [key, signature, numbers] = message;
     return std::tie(key.layer, key.phase, key.call, signature.operation, signature.dtype,
-                    signature.channels, signature.axis, signature.epsilon, ranks, numbers);
+                    signature.channels, signature.axis, signature.epsilon, signature.ranks,
+                    numbers);
   } else if constexpr (std::is_same_v<Plain, ResultMessage>) {
     return std::tie(message.key.layer, message.key.phase, message.key.call, message.numbers);
   } else if constexpr (std::is_same_v<Plain, FailMessage>) {
@@ -45,8 +43,9 @@ constexpr bool kIsNumber = std::is_arithmetic_v<Field> || std::is_enum_v<Field>;
 
 template <typename T>
 void Append(const T* numbers, size_t size, Bytes* to) {
-  const char* const begin = reinterpret_cast<const char*>(numbers);
-  to->insert(to->end(), begin, begin + size * sizeof(T));
+  const size_t before = to->size();
+  to->resize(before + size * sizeof(T));
+  if (size > 0) std::memcpy(to->data() + before, numbers, size * sizeof(T));
 }
 
 template <typename Field>
@@ -86,27 +85,6 @@ struct Reader {
   size_t left;
 };
 
-template <typename Enum>
-bool IsUpTo(Enum last, Enum value) {
-  return Enum{} <= value && value <= last;
-}
-
-bool IsValid(const Key& key) {
-  return IsUpTo(Phase::kCall, key.phase) && 0 <= key.call && key.call <= kMostCalls;
-}
-
-bool IsValid(const Signature& signature) {
-  return IsUpTo(Operation::kConcat, signature.operation) &&
-         IsSupported(static_cast<int>(signature.dtype));
-}
-
-// Returns true if the ranks ascend, are below `size` and contain the rank of this process.
-bool AreRanks(const std::vector<int>& ranks, int rank, int size) {
-  const auto not_ascending = std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>());
-  return !ranks.empty() && ranks.front() >= 0 && ranks.back() < size &&
-         not_ascending == ranks.end() && std::binary_search(ranks.begin(), ranks.end(), rank);
-}
-
 }  // namespace
 
 Bytes Encode(const Message& message) {
@@ -118,7 +96,7 @@ Bytes Encode(const Message& message) {
   return bytes;
 }
 
-Message Decode(const Bytes& bytes, int from, int rank, int size) {
+Message Decode(const Bytes& bytes) {
   static const Message kinds[] = {PartMessage(), ResultMessage(), FailMessage(), LeaveMessage()};
   Reader reader{bytes.data(), bytes.size()};
   uint64_t mark = 0, kind = 0;
@@ -128,17 +106,7 @@ Message Decode(const Bytes& bytes, int from, int rank, int size) {
   Message message = kinds[kind];
   const auto read_all = [&](auto&... fields) { (reader.Read(&fields), ...); };
   std::visit([&](auto& fields) { std::apply(read_all, FieldsOf(fields)); }, message);
-  if (reader.left > 0 || from == rank || from < 0 || from >= size) Refuse();
-  if (auto* const part = std::get_if<PartMessage>(&message)) {
-    std::vector<int>& ranks = part->ranks;
-    if (ranks.empty()) {
-      ranks.resize(static_cast<size_t>(size));
-      std::iota(ranks.begin(), ranks.end(), 0);
-    }
-    if (!IsValid(part->key) || !IsValid(part->signature) || !AreRanks(ranks, rank, size)) Refuse();
-  }
-  const auto* const result = std::get_if<ResultMessage>(&message);
-  if (result != nullptr && !IsValid(result->key)) Refuse();
+  if (reader.left > 0) Refuse();
   return message;
 }
 

@@ -15,7 +15,6 @@ namespace syncbn {
 struct PartMessage {
   Key key{};
   Signature signature{};
-  std::vector<int> ranks{};  // the ranks that synchronize; empty for all ranks
   Numbers numbers{};
 };
 
@@ -37,11 +36,11 @@ using Message = std::variant<PartMessage, ResultMessage, FailMessage, LeaveMessa
 
 Bytes Encode(const Message& message);
 
-// Decodes a message from rank `from` to rank `rank`. There are `size` ranks. If the `ranks` of a
-// part are empty, they become all ranks. Throws Error if Encode cannot have made the bytes.
-Message Decode(const Bytes& bytes, int from, int rank, int size);
+// Throws Error if Encode cannot have made the bytes.
+Message Decode(const Bytes& bytes);
 
-// Throws Error if the exchange does not wait for a part of rank `from`.
+// Throws Error if the exchange does not wait for a part of rank `from`. Other values of a part need
+// no check, because they must equal the values of this rank's devices.
 void CheckPart(const Exchange& exchange, int from);
 // Throws Error if `exchange` is null (none is pending), if it does not wait for a result of rank
 // `from`, or if the result does not fit the numbers that this rank has sent.

@@ -23,7 +23,7 @@ std::vector<int> Peers::RanksOf(std::vector<int> group, const Key& key) const {
 bool Peers::Receive(int* from, Message* message) {
   Bytes bytes;
   if (closed() || !transport_->Receive(from, &bytes)) return false;
-  *message = Decode(bytes, *from, rank(), size());
+  *message = Decode(bytes);
   if (std::holds_alternative<LeaveMessage>(*message)) left_.insert(*from);
   return true;
 }
@@ -39,7 +39,7 @@ void Peers::Send(int to, const Message& message) {
 
 void Peers::Broadcast(const Message& message) {
   for (int to = 0; to < size(); ++to) {
-    // A rank that has left waits only for the other ranks' kLeave messages.
+    // A rank that has left waits only for the other ranks' last messages.
     if (to == rank() || (PeerHasLeft(to) && !std::holds_alternative<LeaveMessage>(message)))
       continue;
     try {

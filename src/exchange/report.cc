@@ -27,7 +27,7 @@ std::string Text(const Terms& terms, bool of_device) {
   return of_device
              ? Concat(terms.place.device.Name(), " has ", text, ", num_devices=", terms.devices)
              : Concat("rank ", terms.place.rank, " has ", text, " and synchronizes ",
-                      Ranks(terms.ranks));
+                      Ranks(signature.ranks));
 }
 
 }  // namespace
@@ -56,7 +56,8 @@ std::string DevicesMissingReport(const Exchange& exchange, int rank, const std::
 
 std::string RanksMissingReport(const Exchange& exchange, int rank, const std::map<int, Key>& latest,
                                double seconds, const std::string& where) {
-  const auto own = std::lower_bound(exchange.ranks.begin(), exchange.ranks.end(), rank);
+  const std::vector<int>& ranks = exchange.signature.ranks;
+  const auto own = std::lower_bound(ranks.begin(), ranks.end(), rank);
   int known = 1;  // this rank, and the ranks that send through it
   for (const Subtree& child : exchange.position.children) known += child.size;
   std::vector<int> arrived(own, own + known);
@@ -73,7 +74,7 @@ std::string RanksMissingReport(const Exchange& exchange, int rank, const std::ma
                other.size > 1 ? Concat(" (it sends for ", other.size, " ranks)") : ""));
   }
   return Concat(exchange.key.Title(), ": waited ", std::setprecision(4), seconds, " s for ",
-                exchange.sent ? 1 : known - arrived.size(), " of ", exchange.ranks.size(),
+                exchange.sent ? 1 : known - arrived.size(), " of ", ranks.size(),
                 " processes. Arrived: ", Ranks(arrived), ". Missing: ", Join(missing, "; "), ".",
                 kStartAgain, where, kHang);
 }
@@ -93,11 +94,6 @@ std::string TooManyDevicesReport(const std::string& layer, const Device& device,
                 "of contexts that get a shard of the batch, and call net.hybridize() again after "
                 "you move a net to other contexts.",
                 kRecover);
-}
-
-std::string EarlierFailureReport(const Key& key, const Device& device, const std::string& failure) {
-  return Concat(key.Title(), ": ", device.type.empty() ? "" : device.Name() + " ",
-                "stopped because of an earlier error: ", failure);
 }
 
 std::string StayingReport(int rank, const std::vector<int>& staying) {

@@ -9,6 +9,8 @@
 
 namespace syncbn {
 
+inline constexpr char kShutdown[] = "gluon_syncbn.distributed.shutdown()";
+
 // The error of a wait for devices of this process. `known` may lack devices of the layer.
 std::string DevicesMissingReport(const Exchange& exchange, int rank, const std::set<Device>& known,
                                  double seconds, const std::string& where);
@@ -21,7 +23,6 @@ std::string RanksMissingReport(const Exchange& exchange, int rank, const std::ma
 struct Terms {
   Place place;
   const Signature& signature;
-  const std::vector<int>& ranks;
   size_t devices;  // how many the layer has on this rank; 0 if the place is a child rank
 };
 std::string DisagreementReport(const Key& key, const Terms& a, const Terms& b);
@@ -29,9 +30,6 @@ std::string DisagreementReport(const Key& key, const Terms& a, const Terms& b);
 // The error of a device that calls a layer of `size` devices in addition to the `others`.
 std::string TooManyDevicesReport(const std::string& layer, const Device& device,
                                  const std::set<Device>& others, size_t size);
-
-// The error of a contribution after a failure. `device` is empty in a named gather (Phase::kCall).
-std::string EarlierFailureReport(const Key& key, const Device& device, const std::string& failure);
 
 // The message of a rank that has ended and waits for the ranks `staying`.
 std::string StayingReport(int rank, const std::vector<int>& staying);

@@ -1,12 +1,8 @@
-// How devices and ranks contribute to exchanges, and how failures and the program's end stop them.
+// How devices and ranks contribute to exchanges and wait. failures.cc ends the exchanges that fail.
 #include "exchange/table.h"
-
-#include <pthread.h>
 
 #include <algorithm>
 #include <cstdio>
-#include <limits>
-#include <new>
 
 #include "core/error.h"
 #include "core/program.h"
@@ -16,9 +12,6 @@ namespace syncbn {
 namespace {
 
 constexpr std::chrono::seconds kNotice{10};  // after this time a wait prints what it waits for
-constexpr char kShutdown[] = "gluon_syncbn.distributed.shutdown()";
-constexpr double kDeliverySeconds = 2;  // limits the wait until the last messages are delivered
-constexpr double kCloseSeconds = 30;    // limits the wait for other ranks to leave after a failure
 
 }  // namespace
 
@@ -33,7 +26,7 @@ Waiting Table::Begin(Contribution&& own, Ticket* ticket) {
 
 bool Table::IsReady(const Waiting& waiting, Duration limit) {
   const Exchange& exchange = *waiting.exchange;
-  const bool carries_messages = waiting.is_last && !exchange.ranks.empty();
+  const bool carries_messages = waiting.is_last && !exchange.signature.ranks.empty();
   const Time end = Clock::now() + limit;
   while (true) {
     bool is_busy = false;
@@ -51,7 +44,7 @@ bool Table::IsReady(const Waiting& waiting, Duration limit) {
 Numbers Table::Await(Waiting waiting) {
   Lock lock(mutex_);
   Exchange& exchange = *waiting.exchange;
-  const bool carries_messages = waiting.is_last && !exchange.ranks.empty();
+  const bool carries_messages = waiting.is_last && !exchange.signature.ranks.empty();
   if (!exchange.over) {
     Pause pause(carries_messages);
     while (true) {
@@ -74,10 +67,13 @@ Numbers Table::Await(Waiting waiting) {
 Waiting Table::Arrive(Contribution&& own, Ticket* ticket, Time now) {
   Members* const members = own.members;
   Key key{false, own.shared_name, own.phase};
-  const std::vector<int> ranks = peers_.RanksOf(std::move(own.ranks), key);
-  key.is_local = ranks.empty();
+  own.signature.ranks = peers_.RanksOf(std::move(own.signature.ranks), key);
+  key.is_local = own.signature.ranks.empty();
   if (key.is_local && members != nullptr) key.layer = members->layer;
-  if (!failure_.empty()) throw Error(EarlierFailureReport(key, own.device, failure_));
+  if (!failure_.empty()) {
+    throw Error(Concat(key.Title(), ": ", members == nullptr ? "" : own.device.Name() + " ",
+                       "stopped because of an earlier error: ", failure_));
+  }
   if (!key.is_local && peers_.has_left()) {
     throw Error(
         Concat(key.Title(), ": called after ", kShutdown, ", or while MPI or the program ends"));
@@ -90,51 +86,37 @@ Waiting Table::Arrive(Contribution&& own, Ticket* ticket, Time now) {
                        "forward call on ",
                        own.device.Name(), ". Run forward again."));
   }
-  const std::set<Device>* expected = own.expected;
-  size_t num_devices = own.devices;
   try {
-    if (members == nullptr) {
-      key.call = NextCall(key)++;
-    } else {
-      if (is_old) {
-        throw Error(
-            TooManyDevicesReport(members->layer, own.device, members->devices, num_devices));
-      }
-      if (own.phase == Phase::kForward) *ticket = Enter(own, key);
-      key.call = ticket->number;
-      if (ticket->participants) expected = ticket->participants.get();
-      if (ticket->participants) num_devices = expected->size();
+    if (is_old) {
+      throw Error(TooManyDevicesReport(members->layer, own.device, members->devices, own.devices));
     }
+    if (own.phase == Phase::kForward) *ticket = Enter(own, key);
+    key.call = members == nullptr ? NextCall(key)++ : ticket->number;
     const Place place{peers_.rank(), own.device};
-    const Shared exchange = Find(key, {place, own.signature, ranks, num_devices});
+    const Shared exchange = Find(key, {place, own.signature, own.devices});
     exchange->parts[place] = {std::move(own.numbers), std::move(own.shape)};
     if (++exchange->arrived == 1) {
       exchange->members = members;
-      exchange->devices = num_devices;
+      exchange->devices = own.devices;
       exchange->first = place;
       exchange->start = now;
     }
     const bool is_last = exchange->AllDevicesAreHere();
     Advance(exchange);
     const Time deadline = now + ToDuration(own.timeout_seconds);
-    return {exchange, expected, is_last, now, deadline, members, own.device};
+    return {exchange, own.expected, is_last, now, deadline, members, own.device};
   } catch (const Error& error) {
     FailLocked(error.what(), !key.is_local);
     throw;
   }
 }
 
-// Returns the ticket of a forward call. `own.devices` is the number of devices of the layer. If one
-// more device calls, either the net has moved, or this number is too small. The second case ends in
-// an Error, at the latest when one of the earlier devices calls again.
+// Returns the ticket of a forward call. If one more device than `own.devices` calls the layer,
+// either the net has moved, or this number is too small. The second case ends in an Error, at the
+// latest when one of the earlier devices calls again.
 Ticket Table::Enter(const Contribution& own, const Key& key) {
   Members& members = *own.members;
   const Place place{peers_.rank(), own.device};
-  const auto& participants = members.participants;
-  if (participants && !participants->count(own.device)) {
-    throw Error(
-        TooManyDevicesReport(members.layer, own.device, *participants, participants->size()));
-  }
   if (!members.devices.count(own.device)) {
     const bool is_full = members.devices.size() >= own.devices;
     const bool is_busy = std::any_of(exchanges_.begin(), exchanges_.end(), [&](const auto& entry) {
@@ -153,41 +135,36 @@ Ticket Table::Enter(const Contribution& own, const Key& key) {
   for (const auto& [pending, exchange] : exchanges_) {  // the earliest call first
     if (exchange->members == &members && pending.phase == Phase::kForward &&
         !exchange->AllDevicesAreHere() && !exchange->parts.count(place)) {
-      return {pending.call, members.generation, participants};
+      return {pending.call, members.generation};
     }
   }
-  return {NextCall(key)++, members.generation, participants};
+  return {NextCall(key)++, members.generation};
 }
 
 // Returns the pending exchange of this key, or begins it. Throws Error if the exchange has other
-// terms, or if the terms are of a child rank and this rank has completed the forward call or the
-// named gather without that rank.
+// terms, or if the terms are of a child rank, without which this rank has completed the forward
+// call or the named gather.
 Table::Shared Table::Find(const Key& key, const Terms& terms) {
   const auto found = exchanges_.find(key);
   if (found == exchanges_.end()) {
     if (terms.devices == 0 && key.phase != Phase::kBackward && key.call < NextCall(key)) {
       throw Error(Concat(key.Title(), ": rank ", terms.place.rank, " synchronizes ranks ",
-                         JoinNumbers(terms.ranks), ", but rank ", peers_.rank(),
+                         JoinNumbers(terms.signature.ranks), ", but rank ", peers_.rank(),
                          " has completed this call without it. Use equal groups on all ranks."));
     }
     const auto exchange = std::make_shared<Exchange>();
     exchange->key = key;
     exchange->signature = terms.signature;
-    exchange->ranks = terms.ranks;
     exchange->first = terms.place;
-    if (!terms.ranks.empty()) {
-      exchange->position = PositionOf(peers_.rank(), terms.ranks, arity_);
-    }
+    exchange->position = PositionOf(peers_.rank(), terms.signature.ranks, arity_);
     return exchanges_[key] = exchange;
   }
   const Shared& exchange = found->second;
   const bool same_devices =
       terms.devices == 0 || exchange->devices == 0 || exchange->devices == terms.devices;
-  if (exchange->signature == terms.signature && exchange->ranks == terms.ranks && same_devices) {
-    return exchange;
-  }
-  throw Error(DisagreementReport(
-      key, {exchange->first, exchange->signature, exchange->ranks, exchange->devices}, terms));
+  if (exchange->signature == terms.signature && same_devices) return exchange;
+  throw Error(
+      DisagreementReport(key, {exchange->first, exchange->signature, exchange->devices}, terms));
 }
 
 // Returns true if the wait is over. Fails the exchange if the wait is late.
@@ -263,6 +240,20 @@ bool Table::Serve() {
   return any;
 }
 
+// Handles messages until `over` returns true.
+void Table::ServeUntil(Lock* lock, double seconds, const std::function<bool()>& over) {
+  const Time deadline = Clock::now() + ToDuration(seconds);
+  std::condition_variable nothing;
+  const std::atomic<bool> never{false};
+  for (Pause pause(true); !peers_.closed() && !over() && Clock::now() < deadline;) {
+    if (Serve()) {
+      pause.Restart();
+    } else {
+      pause(lock, never, &nothing, deadline);
+    }
+  }
+}
+
 void Table::Handle(int from, Message&& message) {
   if (const auto* const fail = std::get_if<FailMessage>(&message)) {
     failed_for_good_ = true;  // the sender sends it to all ranks
@@ -275,7 +266,7 @@ void Table::Handle(int from, Message&& message) {
   if (failed_for_good_ || peers_.has_left()) return;
   if (auto* const part = std::get_if<PartMessage>(&message)) {
     latest_[from] = part->key;
-    const Shared exchange = Find(part->key, {{from}, part->signature, part->ranks, 0});
+    const Shared exchange = Find(part->key, {{from}, part->signature, 0});
     CheckPart(*exchange, from);
     exchange->parts[{from}].numbers = std::move(part->numbers);
     return Advance(exchange);
@@ -296,10 +287,8 @@ void Table::Advance(const Shared& exchange) {
     Numbers reduced = exchange->Reduce();
     if (position.parent < 0) return Finish(exchange, std::move(reduced));
     exchange->sent = reduced.size();
-    const bool are_all = exchange->ranks.size() == static_cast<size_t>(peers_.size());
     peers_.Send(position.parent,
-                PartMessage{exchange->key, exchange->signature,
-                            are_all ? std::vector<int>() : exchange->ranks, std::move(reduced)});
+                PartMessage{exchange->key, exchange->signature, std::move(reduced)});
   }
   CheckLeft(*exchange);
 }
@@ -321,58 +310,16 @@ void Table::End(const Shared& exchange, const std::string& error) {
   exchanges_.erase(exchange->key);
 }
 
-template <typename Predicate>
-void Table::EndWhere(const std::string& reason, const Predicate& ends) {
-  const std::map<Key, Shared> exchanges = exchanges_;
-  for (const auto& [key, exchange] : exchanges) {
-    if (!ends(*exchange)) continue;
-    const std::string title = key.Title();
-    const bool has_title = reason.compare(0, title.size(), title) == 0;
-    End(exchange, has_title ? reason : Concat(title, ": ", reason));
-  }
-}
+// ---- a layer's devices, and times of waits -----------------------------------------------------
 
-// ---- failures, a layer's devices, and times of waits -------------------------------------------
-
-void Table::Fail(const std::string& text, bool tell_ranks) {
-  Lock lock(mutex_);
-  if (Members::alive > 0 || peers_.IsConnected()) FailLocked(text, tell_ranks);
-}
-
-void Table::FailLocked(const std::string& text, bool tell_ranks) {
-  for (const auto& [key, exchange] : exchanges_) {
-    tell_ranks = tell_ranks || (!key.is_local && exchange->arrived > 0);
-  }
-  if (failure_.empty()) failure_ = text;
-  if (tell_ranks && peers_.IsConnected() && !peers_.has_left() && !failed_for_good_) {
-    failed_for_good_ = true;
-    peers_.Broadcast(FailMessage{failure_});
-  }
-  EndWhere(failure_, [&](const Exchange& e) { return failed_for_good_ || e.key.is_local; });
-}
-
-std::string Table::Failure() {
-  Lock lock(mutex_);
-  Serve();
-  return failure_;
-}
-
-void Table::Reset() {
-  Lock lock(mutex_);
-  notice_given_ = false;
-  ++resets_;
-  if (!failed_for_good_) failure_.clear();
+Table& Table::Get() {
+  static Table* table = new Table;
+  return *table;
 }
 
 void Table::Restart(Members* members) {
   Lock lock(mutex_);
   members->Forget();
-}
-
-void Table::SetParticipants(Members* members, const std::set<Device>& participants) {
-  Lock lock(mutex_);
-  members->participants =
-      participants.empty() ? nullptr : std::make_shared<const std::set<Device>>(participants);
 }
 
 double Table::WaitSeconds(const Members& members, const Device& device) {
@@ -388,81 +335,6 @@ double Table::LongestWait() {
     if (exchange->arrived > 0) longest = std::max(longest, Clock::now() - exchange->start);
   }
   return failure_.empty() ? ToSeconds(longest) : 0;
-}
-
-// ---- the other processes -----------------------------------------------------------------------
-
-Table& Table::Get() {
-  static Table* table = new Table;
-  return *table;
-}
-
-void Table::Connect(std::unique_ptr<Transport> transport) {
-  Lock lock(mutex_);
-  transport->OnFinalize([this] { return Disconnect(default_timeout, kCloseSeconds); });
-  peers_.Connect(std::move(transport));
-  // Another thread may have held the mutex at the fork.
-  pthread_atfork(nullptr, nullptr, [] {
-    Get().peers_.SetForked();
-    new (&Get().mutex_) std::mutex;
-  });
-}
-
-// Throws Error if the exchange needs a message of a rank that has left.
-void Table::CheckLeft(const Exchange& exchange) {
-  if (exchange.key.is_local || exchange.arrived == 0) return;
-  for (const Subtree& other : exchange.Missing()) {
-    if (!peers_.PeerHasLeft(other.rank)) continue;
-    throw Error(Concat(exchange.key.Title(), ": rank ", other.rank,
-                       " has left: its program has ended or called ", kShutdown,
-                       ", so this exchange cannot complete."));
-  }
-}
-
-void Table::Leave() {
-  Lock lock(mutex_);
-  if (peers_.closed()) return;
-  peers_.Leave();
-  EndWhere("the program ends", [](const Exchange& exchange) { return !exchange.key.is_local; });
-}
-
-bool Table::Disconnect(double seconds, double seconds_after_failure) {
-  Leave();
-  Lock lock(mutex_);
-  Departure departure{ToDuration(seconds), ToDuration(seconds_after_failure), Clock::now(),
-                      Clock::now()};
-  const double forever = std::numeric_limits<double>::infinity();
-  ServeUntil(&lock, forever, [&] { return MayClose(&departure, Clock::now()); });
-  ServeUntil(&lock, kDeliverySeconds, [&] { return !peers_.Busy(); });
-  peers_.Close();
-  return !failed_for_good_ || peers_.AllHaveLeft();
-}
-
-// Returns true if a rank that has left need not wait for the others any longer.
-bool Table::MayClose(Departure* departure, Time now) {
-  Serve();
-  if (peers_.closed() || peers_.AllHaveLeft()) return true;
-  if (failed_for_good_) return now - departure->healthy >= departure->patience_after_failure;
-  departure->healthy = now;
-  if (!departure->is_reported && now - departure->start >= departure->patience) {
-    departure->is_reported = true;
-    std::fprintf(stderr, "%s\n", StayingReport(peers_.rank(), peers_.Staying()).c_str());
-  }
-  return false;
-}
-
-template <typename Predicate>
-void Table::ServeUntil(Lock* lock, double seconds, const Predicate& over) {
-  const Time deadline = Clock::now() + ToDuration(seconds);
-  std::condition_variable nothing;
-  const std::atomic<bool> never{false};
-  for (Pause pause(true); !peers_.closed() && !over() && Clock::now() < deadline;) {
-    if (Serve()) {
-      pause.Restart();
-    } else {
-      pause(lock, never, &nothing, deadline);
-    }
-  }
 }
 
 }  // namespace syncbn

@@ -12,6 +12,7 @@
 //   num_devices devices have called it and none of them waits. Later calls on them are errors.
 #pragma once
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -26,14 +27,10 @@
 
 namespace syncbn {
 
-// The devices that take part in a forward call; null for all devices of the layer.
-using Participants = std::shared_ptr<const std::set<Device>>;
-
 // Identifies a forward call on a device. A backward call passes its forward call's ticket.
 struct Ticket {
   int64_t number = 0;  // the same on all devices and ranks
   int64_t generation = 0;
-  Participants participants{};
 };
 
 // The devices of a layer in this process. A Table's mutex guards it.
@@ -49,11 +46,10 @@ struct Members {
   }
 
   const std::string layer;
-  std::set<Device> devices;   // devices that have called the layer
-  std::set<Device> former;    // devices that called it before the net moved
-  Participants participants;  // the devices of the next forward calls
-  int64_t generation = 0;     // tickets of an earlier generation are invalid
-  int64_t resets = 0;         // the value of Table::resets_ in the layer's latest call
+  std::set<Device> devices;  // devices that have called the layer
+  std::set<Device> former;   // devices that called it before the net moved
+  int64_t generation = 0;    // tickets of an earlier generation are invalid
+  int64_t resets = 0;        // the value of Table::resets_ in the layer's latest call
   std::map<Device, double> wait_seconds;
   static inline std::atomic<int> alive{0};
 };
@@ -65,9 +61,8 @@ struct Contribution {
   std::vector<int64_t> shape{};
   Signature signature{};
   Numbers numbers{};
-  size_t devices = 1;                          // the number of the layer's devices in this process
+  size_t devices = 1;                          // how many devices of this process take part
   const std::set<Device>* expected = nullptr;  // the devices, if they are known; only for errors
-  std::vector<int> ranks{};                    // ranks to synchronize, ascending; empty for all
   std::string shared_name{};                   // the layer's or gather's name, equal on all ranks
   double timeout_seconds = 0;
 };
@@ -110,8 +105,6 @@ class Table {
   bool IsReady(const Waiting& waiting, Duration limit);
   Numbers Await(Waiting waiting);
 
-  // Sets the devices of the next forward calls; none means all. No call may be pending.
-  void SetParticipants(Members* members, const std::set<Device>& participants);
   // Forgets the layer's devices. No call may be pending.
   void Restart(Members* members);
   double WaitSeconds(const Members& members, const Device& device);
@@ -165,13 +158,11 @@ class Table {
   void Advance(const Shared& exchange);
   void Finish(const Shared& exchange, Numbers result);
   void End(const Shared& exchange, const std::string& error);
-  template <typename Predicate>
-  void EndWhere(const std::string& reason, const Predicate& ends);
+  void ServeUntil(Lock* lock, double seconds, const std::function<bool()>& over);
 
   void FailLocked(const std::string& text, bool tell_ranks);
+  void EndWhere(const std::string& reason, const std::function<bool(const Exchange&)>& ends);
   void CheckLeft(const Exchange& exchange);
-  template <typename Predicate>
-  void ServeUntil(Lock* lock, double seconds, const Predicate& over);
 
   const int arity_;
   std::map<int, Key> latest_;  // {rank: key of the exchange to which it last contributed}

@@ -53,11 +53,10 @@ struct Node {
 
   int Inputs() const { return 3 + (chained ? 1 : 0) + (masked ? 1 : 0); }
 
-  Options GetOptions() const {
-    Options options = *layer->options();
-    options.masked = masked;
-    if (masked) options.axis = -1;
-    return options;
+  // Returns the axis of the channels of a tensor, or a value that is not one of its axes.
+  int AxisOf(int ndim) const {
+    const int axis = masked ? -1 : layer->options()->axis;
+    return axis < 0 ? axis + ndim : axis;
   }
 };
 
@@ -80,7 +79,7 @@ Node ReadNode(int size, const char** keys, const char** values) {
 struct Operator {
   Operator(const Node& from, const Device& device)
       : node(from),
-        batch_norm(from.GetOptions(), device, from.layer, MakeBackend(device, AllocateFromMxnet)) {}
+        batch_norm(from.layer, from.masked, device, MakeBackend(device, AllocateFromMxnet)) {}
   const Node node;
   SyncBatchNorm batch_norm;
   void* contexts[3] = {this, this, this};
@@ -103,9 +102,8 @@ void CheckCanSynchronize(int num_devices) {
 // `inputs` are x, gamma, beta, (after), (rows), running_mean, running_var.
 void BeginForward(Operator* op, bool training, int request, const std::vector<Tensor>& inputs,
                   const Tensor& y) {
-  const Options options = op->node.GetOptions();
-  op->batch_norm.SetOptions(options);
-  if (op->batch_norm.UsesBatch(training)) CheckCanSynchronize(options.num_devices);
+  if (op->batch_norm.UsesBatch(training))
+    CheckCanSynchronize(op->node.layer->options()->num_devices);
   const int mean = op->node.Inputs();
   op->batch_norm.BeginForward(
       training, {inputs[0], inputs[1], inputs[2], ToWriteMode(request), y, inputs[mean],
@@ -135,7 +133,7 @@ int Backward(int size, void** handles, int* /*tags*/, const int* requests, const
              void* state) {
   return OperatorCallback(size, handles, [&](const std::vector<NDArray>& arrays) {
     Operator* op = static_cast<Operator*>(state);
-    const int saved = op->batch_norm.SavesOutput() ? op->node.Inputs() + 1 : 1;
+    const int saved = op->batch_norm.options().from_output ? op->node.Inputs() + 1 : 1;
     const int dx = op->node.Inputs() + 2;
     const Gradients gradients{ToWriteMode(requests[0]), ToWriteMode(requests[1]),
                               ToWriteMode(requests[2]), arrays[dx].View(),
@@ -153,7 +151,6 @@ template <typename... Parts>
 
 struct Properties {
   Node node;
-  Options options;
   std::string error;  // ListArguments throws it, see Create
   std::vector<const char*> arguments;
   std::vector<int> x_shape, channel_shape, after_shape = {1};
@@ -195,12 +192,11 @@ int InferShape(int size, int* ndims, int** shapes, void* state) {
     if (ndim < 2 || ndim > 5) {
       ThrowError(properties->node, "data must have 2 to 5 dimensions, got ", ndim);
     }
-    const int axis = properties->options.axis;
-    const int position = axis < 0 ? axis + ndim : axis;
+    const int position = properties->node.AxisOf(ndim);
     properties->x_shape.assign(shapes[0], shapes[0] + ndim);
     if (position < 0 || position >= ndim) {
-      ThrowError(properties->node, "axis must be one of data's dimensions, got axis ", axis,
-                 " for ", ndim, " dimensions");
+      ThrowError(properties->node, "axis must be one of data's dimensions, got axis ",
+                 properties->node.layer->options()->axis, " for ", ndim, " dimensions");
     }
     properties->channel_shape.assign(1, properties->x_shape[position]);
     for (int i = 1; i < size; ++i) {
@@ -255,7 +251,8 @@ int DeclareBackwardDependency(const int* out_grads, const int* inputs, const int
                               int* size, int** dependencies, void* state) {
   Properties* properties = static_cast<Properties*>(state);
   properties->dependencies[0] = out_grads[0];
-  properties->dependencies[1] = properties->options.from_output ? outputs[0] : inputs[0];
+  properties->dependencies[1] =
+      properties->node.layer->options()->from_output ? outputs[0] : inputs[0];
   *size = 2;
   *dependencies = properties->dependencies;
   return 1;
@@ -299,7 +296,6 @@ int Create(const char* /*op_type*/, const int size, const char** keys, const cha
   Properties* properties = new Properties;
   try {
     properties->node = ReadNode(size, keys, values);
-    properties->options = properties->node.GetOptions();
   } catch (const std::exception& error) {
     properties->error = error.what();
   }
@@ -352,8 +348,7 @@ void RunNative(std::unique_ptr<NativeCall> call) {
 
 bool TakesBlocks(void* op, int ndim) {
   const Node& node = static_cast<Operator*>(op)->node;
-  const int axis = node.layer->options()->axis;
-  return !node.masked && ndim > 2 && (axis < 0 ? axis + ndim : axis) == 1;
+  return !node.masked && ndim > 2 && node.AxisOf(ndim) == 1;
 }
 
 Tensor ViewArray(void* array, bool with_data) {

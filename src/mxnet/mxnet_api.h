@@ -71,7 +71,7 @@ void CheckMxnet(int status);
 // Registers the operator of custom_op.cc.
 void RegisterOperator();
 
-// ---- engine.cc: the operator's access to MXNet's engine -----------------------------------------
+// ---- errors.cc, engine.cc: the operator's access to MXNet's engine ------------------------------
 
 // Owns an NDArray.
 class NDArray {
@@ -103,10 +103,10 @@ int Callback(const Body& body) {
 }
 
 // Makes the operator that has the argument `array` fail with an MXNetError. Blocks until MXNet has
-// taken the errors of earlier calls, see engine.cc.
+// taken the errors of earlier calls, see errors.cc.
 void FailOperator(NDArray array, const std::string& text);
 
-// Enlarges MXNet's list of errors, see engine.cc. Call it once, before the first operator exists.
+// Enlarges MXNet's list of errors, see errors.cc. Call it once, before the first operator exists.
 // Another thread that waits for all of MXNet's work meanwhile may get an error.
 void ReserveErrors();
 

@@ -59,11 +59,12 @@ bool CanReconstruct(const std::vector<double>& spread, const std::vector<double>
 
 }  // namespace
 
-SyncBatchNorm::SyncBatchNorm(const Options& options, const Device& device,
-                             std::shared_ptr<Layer> layer, std::unique_ptr<Backend> backend)
-    : options_(options),
+SyncBatchNorm::SyncBatchNorm(std::shared_ptr<Layer> layer, bool masked, const Device& device,
+                             std::unique_ptr<Backend> backend)
+    : layer_(std::move(layer)),
+      masked_(masked),
       device_(device),
-      layer_(std::move(layer)),
+      options_(layer_->options()),
       name_(layer_->members.layer),
       backend_(std::move(backend)) {}
 
@@ -72,12 +73,13 @@ bool SyncBatchNorm::UsesBatch(bool training) const {
 }
 
 void SyncBatchNorm::BeginForward(bool training, const ForwardTensors& given) {
+  options_ = layer_->options();
   used_batch_ = UsesBatch(training);
   phase_ = Phase::kForward;
   forward_.emplace();
   std::vector<const Tensor*> vectors{&given.gamma, &given.beta, &given.running_mean,
                                      &given.running_var};
-  if (options_.masked) vectors.push_back(&given.rows);
+  if (masked_) vectors.push_back(&given.rows);
   OnBackend([&] {
     Layout layout = LayoutOf(given.x);
     CheckVectors(layout, vectors);
@@ -85,7 +87,7 @@ void SyncBatchNorm::BeginForward(bool training, const ForwardTensors& given) {
     ForwardTensors tensors = given;
     layout.block = given.y_mode == WriteMode::kNull ? given.x.block : given.y.block;
     tensors.x = InBlocks(layout, given.x);
-    if (options_.masked) {
+    if (masked_) {
       layout.outer = forward_->valid_rows = ValidRows(layout, tensors.rows);
     }
     if (used_batch_) StartExchange(tensors.x, ShardMoments(layout, tensors));
@@ -128,12 +130,12 @@ std::vector<double> SyncBatchNorm::BatchVariance(const BatchMoments& batch,
                                                  const ForwardTensors& tensors) {
   CheckFinite(batch, nullptr, tensors);
   const bool is_skipped =
-      options_.nonfinite == NonFinite::kSkip &&
-      FirstNonFinite(batch, options_, tensors.running_mean, tensors.running_var);
+      options_->nonfinite == NonFinite::kSkip &&
+      FirstNonFinite(batch, *options_, tensors.running_mean, tensors.running_var);
   if (!is_skipped && layer_->collected.IsActive()) {
     layer_->collected.Add(forward_->ticket.number, batch);
   } else if (!is_skipped) {
-    UpdateRunning(batch, options_, name_, backend_.get(), tensors.running_mean,
+    UpdateRunning(batch, *options_, name_, backend_.get(), tensors.running_mean,
                   tensors.running_var);
   }
   forward_->count = batch.count();
@@ -149,12 +151,12 @@ std::vector<double> SyncBatchNorm::BatchVariance(const BatchMoments& batch,
 void SyncBatchNorm::SetScale(const std::vector<double>& var, const ForwardTensors& tensors) {
   ForwardState* const state = &*forward_;
   state->scale =
-      options_.fix_gamma ? std::vector<double>(var.size(), 1.0) : backend_->Read(tensors.gamma);
+      options_->fix_gamma ? std::vector<double>(var.size(), 1.0) : backend_->Read(tensors.gamma);
   state->offset = backend_->Read(tensors.beta);
   state->inv_std.resize(var.size());
   state->spread.resize(var.size());
   for (size_t c = 0; c < var.size(); ++c) {
-    state->inv_std[c] = 1 / std::sqrt(var[c] + options_.epsilon);
+    state->inv_std[c] = 1 / std::sqrt(var[c] + options_->epsilon);
     state->scale[c] *= state->inv_std[c];
     state->spread[c] = std::fabs(state->scale[c]) * std::sqrt(var[c]);
   }
@@ -165,7 +167,7 @@ PassInput SyncBatchNorm::InputOf(const Layout& layout, const Tensor& tensor) con
   input.dtype = tensor.dtype;
   input.layout = layout;
   input.in = tensor.data;
-  input.activation = options_.activation;
+  input.activation = options_->activation;
   input.mean = forward_->mean.data();
   input.scale = forward_->scale.data();
   input.offset = forward_->offset.data();
@@ -189,10 +191,10 @@ void SyncBatchNorm::BeginBackward(const Tensor& dy, const Tensor& saved, const G
     }
     layout.block = out.dx_mode == WriteMode::kNull ? in.block : out.dx.block;
     const Tensor in_blocks = InBlocks(layout, in), dy_in_blocks = InBlocks(layout, dy);
-    if (options_.masked) layout.outer = forward_->valid_rows;
+    if (masked_) layout.outer = forward_->valid_rows;
     PassInput input = InputOf(layout, in_blocks);
     input.dy = dy_in_blocks.data;
-    input.from_output = options_.from_output && !forward_->keeps_x;
+    input.from_output = options_->from_output && !forward_->keeps_x;
     const size_t channels = forward_->mean.size();
     Numbers sums(2 * channels);  // sums of dz, then of dz * xmu
     ReductionPass reduction{input};
@@ -201,7 +203,7 @@ void SyncBatchNorm::BeginBackward(const Tensor& dy, const Tensor& saved, const G
     backend_->BackwardSums(reduction);
     backend_->Write(sums.data(), out.dbeta_mode, out.dbeta);
     std::vector<double> dgamma(channels);
-    for (size_t c = 0; c < channels && !options_.fix_gamma; ++c) {
+    for (size_t c = 0; c < channels && !options_->fix_gamma; ++c) {
       dgamma[c] = sums[channels + c] * forward_->inv_std[c];
     }
     backend_->Write(dgamma.data(), out.dgamma_mode, out.dgamma);
@@ -252,33 +254,33 @@ void SyncBatchNorm::EndCall() {
 
 void SyncBatchNorm::StartExchange(const Tensor& x, Numbers own) {
   const bool is_forward = phase_ == Phase::kForward;
-  const size_t axis = options_.axis < 0 ? options_.axis + x.shape.size() : options_.axis;
   const Operation operation = is_forward ? Operation::kMoments : Operation::kSum;
   Contribution contribution;
   contribution.phase = phase_;
   contribution.members = &layer_->members;
   contribution.device = device_;
   contribution.shape = x.shape;
-  contribution.signature = {operation, x.dtype, x.shape[axis], options_.axis, options_.epsilon};
+  contribution.signature = {operation, x.dtype,           x.shape[AxisOf(x)],
+                            Axis(),    options_->epsilon, options_->ranks};
   contribution.numbers = std::move(own);
-  contribution.devices = static_cast<size_t>(options_.num_devices);
-  contribution.expected = &options_.contexts;
-  contribution.ranks = options_.ranks;
-  contribution.shared_name = options_.shared_name;
-  contribution.timeout_seconds = options_.timeout > 0 ? options_.timeout : default_timeout.load();
+  contribution.devices = static_cast<size_t>(options_->num_devices);
+  contribution.expected = &options_->contexts;
+  contribution.shared_name = options_->shared_name;
+  contribution.timeout_seconds = options_->timeout > 0 ? options_->timeout : default_timeout.load();
   waiting_ = Table::Get().Begin(std::move(contribution), &forward_->ticket);
 }
 
 void SyncBatchNorm::Fail(const std::string& text) {
-  const bool ranks_wait = used_batch_ && options_.ranks.size() != 1;
+  const bool ranks_wait = used_batch_ && options_->ranks.size() != 1;
   Table::Get().Fail(text, ranks_wait);
   throw Error(text);
 }
 
 void SyncBatchNorm::CheckFinite(const BatchMoments& moments, const Device* shard,
                                 const ForwardTensors& tensors) {
-  if (options_.nonfinite != NonFinite::kRaise) return;
-  const auto channel = FirstNonFinite(moments, options_, tensors.running_mean, tensors.running_var);
+  if (options_->nonfinite != NonFinite::kRaise) return;
+  const auto channel =
+      FirstNonFinite(moments, *options_, tensors.running_mean, tensors.running_var);
   if (!channel) return;
   Fail(Concat("SyncBatchNorm '", name_, "', forward: the mean or variance of channel ", *channel,
               " of ", shard != nullptr ? "the shard of " + shard->Name() : "the whole batch",
@@ -295,11 +297,11 @@ int64_t SyncBatchNorm::ValidRows(const Layout& layout, const Tensor& rows) const
 }
 
 void SyncBatchNorm::KeepInputIfNeeded(const Layout& layout, const ForwardTensors& tensors) {
-  if (!options_.from_output) return;
+  if (!options_->from_output) return;
   ForwardState* const state = &*forward_;
   state->keeps_x =
       tensors.y_mode != WriteMode::kWrite ||  // y was not written, or was added to other values
-      !CanReconstruct(state->spread, state->offset, state->count, options_.activation,
+      !CanReconstruct(state->spread, state->offset, state->count, options_->activation,
                       tensors.y.dtype);
   if (state->keeps_x) {  // x still exists, because MXNet gives y other memory
     const size_t bytes = static_cast<size_t>(layout.Size()) * SizeOf(tensors.x.dtype);
@@ -312,8 +314,7 @@ void SyncBatchNorm::KeepInputIfNeeded(const Layout& layout, const ForwardTensors
 
 Layout SyncBatchNorm::LayoutOf(const Tensor& tensor) const {
   const int ndim = static_cast<int>(tensor.shape.size());
-  const int axis = options_.axis < 0 ? options_.axis + ndim : options_.axis;
-  Layout layout = MakeLayout(tensor.shape.data(), ndim, axis);
+  Layout layout = MakeLayout(tensor.shape.data(), ndim, AxisOf(tensor));
   layout.block = tensor.block;
   return layout;
 }

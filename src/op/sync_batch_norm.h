@@ -31,14 +31,13 @@ struct Gradients {
 
 class SyncBatchNorm {
  public:
-  // `device` identifies the shard in exchanges and errors. `backend` runs the kernels.
-  SyncBatchNorm(const Options& options, const Device& device, std::shared_ptr<Layer> layer,
+  // `device` identifies the shard in exchanges and errors. `backend` runs the kernels. A forward
+  // call and its backward calls use the options that the layer has when the forward call begins.
+  SyncBatchNorm(std::shared_ptr<Layer> layer, bool masked, const Device& device,
                 std::unique_ptr<Backend> backend);
 
-  // Sets the options of the next forward call and its backward calls.
-  void SetOptions(const Options& options) { options_ = options; }
-
-  bool SavesOutput() const { return options_.from_output; }  // true: MXNet saves y, not x
+  // The options of the latest forward call.
+  const Options& options() const { return *options_; }
 
   // Returns true if a forward call uses the statistics of the batch, not the running ones.
   bool UsesBatch(bool training) const;
@@ -49,8 +48,8 @@ class SyncBatchNorm {
     Finish();
   }
 
-  // Computes the gradients of the latest forward call. `saved` is its y if SavesOutput(), else
-  // its x. dgamma and dbeta are sums over this device's shard.
+  // Computes the gradients of the latest forward call. `saved` is its y if
+  // options().from_output is set, else its x. dgamma and dbeta are sums over this device's shard.
   void Backward(const Tensor& dy, const Tensor& saved, const Gradients& out) {
     BeginBackward(dy, saved, out);
     Finish();
@@ -93,6 +92,11 @@ class SyncBatchNorm {
   void KeepInputIfNeeded(const Layout& layout, const ForwardTensors& tensors);
   void WriteDx(const PassInput& input, const Numbers& sums, const Gradients& out);
 
+  // The axis of the channels, which is negative from the end; of a tensor, from 0.
+  int Axis() const { return masked_ ? -1 : options_->axis; }
+  int AxisOf(const Tensor& tensor) const {
+    return Axis() < 0 ? Axis() + static_cast<int>(tensor.shape.size()) : Axis();
+  }
   Layout LayoutOf(const Tensor& tensor) const;
   // Returns the tensor, or a copy, with the blocks of the layout. The copy lasts until EndCall.
   Tensor InBlocks(const Layout& wanted, const Tensor& tensor);
@@ -108,9 +112,10 @@ class SyncBatchNorm {
   void OnBackend(const Body& body);
   void EndCall();
 
-  Options options_;
-  const Device device_;
   const std::shared_ptr<Layer> layer_;
+  const bool masked_;  // see ForwardTensors
+  const Device device_;
+  std::shared_ptr<const Options> options_;
   const std::string& name_;  // the name of the layer
   const std::unique_ptr<Backend> backend_;
   bool used_batch_ = false;              // the latest forward call used the statistics of the batch

@@ -35,7 +35,6 @@ struct Setting {
     options.timeout = 60;
     options.activation = activation;
     options.from_output = from_output;
-    options.masked = masked;
     return options;
   }
 };
@@ -46,13 +45,14 @@ constexpr int64_t kNotReconstructible = 2;  // the channel with the small gamma
 struct Shard {
   Shard(DType of, int64_t rows, int seed, const Setting& setting)
       : dtype(of),
-        shape{rows, setting.channels, 7},
-        x(dtype, rows * setting.channels * 7),
+        shape{rows, setting.channels},
+        x(dtype, rows * setting.channels * (setting.masked ? 1 : 7)),
         dy(dtype, x.size()),
         y(dtype, x.size()),
         dx(dtype, x.size()),
         vector_dtype(dtype == DType::kFloat64 ? dtype : DType::kFloat32),
         gamma(vector_dtype, setting.channels) {
+    if (!setting.masked) shape.push_back(7);
     std::mt19937 generator(static_cast<unsigned>(seed));
     std::normal_distribution<double> normal(3, 2);
     for (int64_t i = 0; i < x.size(); ++i) {
@@ -101,17 +101,24 @@ struct Shard {
   Tensor valid_rows = gamma;
 };
 
+inline std::shared_ptr<syncbn::Layer> MakeLayer(const Setting& setting, size_t devices,
+                                                const std::string& name = "layer") {
+  const auto layer = std::make_shared<syncbn::Layer>(name);
+  layer->SetOptions(setting.ToOptions(devices));
+  return layer;
+}
+
 // Makes two steps of a layer. Each shard has a device, a thread, and a backend from `make`.
 inline std::vector<Shard> Train(DType dtype, const std::vector<int64_t>& rows,
                                 const Setting& setting, const char* type,
                                 const std::function<std::unique_ptr<syncbn::Backend>()>& make) {
-  const auto shared = std::make_shared<syncbn::Layer>("layer");
+  const auto shared = MakeLayer(setting, rows.size());
   std::vector<Shard> shards;
   for (size_t k = 0; k < rows.size(); ++k) {
     shards.emplace_back(dtype, rows[k], static_cast<int>(k), setting);
   }
   Parallel(static_cast<int>(rows.size()), [&](int k) {
-    syncbn::SyncBatchNorm layer(setting.ToOptions(rows.size()), {type, k}, shared, make());
+    syncbn::SyncBatchNorm layer(shared, setting.masked, {type, k}, make());
     for (int step = 0; step < 2; ++step) shards[k].Step(&layer, setting);
   });
   return shards;

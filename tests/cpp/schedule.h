@@ -7,7 +7,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <set>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -20,7 +19,6 @@ namespace schedule {
 
 using syncbn::Bytes;
 using syncbn::Contribution;
-using syncbn::Device;
 using syncbn::Numbers;
 using syncbn::Operation;
 using syncbn::Phase;
@@ -37,10 +35,12 @@ struct Call {
 };
 
 // A device's calls, in order. They begin when the actors of earlier stages of this rank are over.
+// All devices of a rank take part, unless `devices` is set.
 struct Actor {
   int rank, device;
   std::vector<Call> calls;
   int stage = 0;
+  int devices = 0;
 };
 
 // The action of the culprit, at any time, once. A late device times out, while another action may
@@ -52,7 +52,6 @@ struct Program {
   std::vector<int> devices;  // how many each rank has
   std::vector<Actor> actors;
   int arity = 32;
-  std::vector<std::set<Device>> participants{{}};  // devices of rank 0 in each stage
   Fault fault = Fault::kNone;
   int culprit = 0;
 
@@ -307,9 +306,6 @@ class Run {
     Rank& rank = *ranks_[Of(actor).rank];
     const Call& call = Of(actor).calls[state.next];
     const bool is_named = call.phase == Phase::kCall;
-    if (Of(actor).rank == 0 && !is_named) {
-      rank.SetParticipants(&rank.layers[call.layer], program_.participants[Of(actor).stage]);
-    }
     Contribution own;
     own.phase = call.phase;
     own.members = is_named ? nullptr : &rank.layers[call.layer];
@@ -318,8 +314,9 @@ class Run {
     own.signature.operation = is_named ? Operation::kConcat : Operation::kSum;
     own.signature.channels = call.channels;
     own.numbers = NumbersOf(actor, state.next);
-    own.devices = static_cast<size_t>(program_.devices[Of(actor).rank]);
-    own.ranks = call.ranks;
+    const int devices = Of(actor).devices;
+    own.devices = static_cast<size_t>(devices > 0 ? devices : program_.devices[Of(actor).rank]);
+    own.signature.ranks = call.ranks;
     own.shared_name = is_named ? "named" : rank.layers[call.layer].layer;
     own.timeout_seconds = 1;
     try {

@@ -96,15 +96,15 @@ const Setting kKeepsX{
     {Function::kLeakyRelu, 0.1}, true, WriteMode::kWrite, WriteMode::kWrite, true};
 
 std::unique_ptr<syncbn::SyncBatchNorm> OnGpu(const Setting& setting,
-                                             std::shared_ptr<syncbn::Layer> layer) {
+                                             const std::string& name = "layer") {
   return std::make_unique<syncbn::SyncBatchNorm>(
-      setting.ToOptions(1), Device{"gpu", 3}, std::move(layer),
+      MakeLayer(setting, 1, name), setting.masked, Device{"gpu", 3},
       syncbn::MakeCudaBackend({"gpu", 3}, AllocateFromFramework));
 }
 
 // Makes two steps of a new operator that keeps x. MXNet creates one for each imperative call.
 void StepNewOperator(int64_t rows) {
-  const auto op = OnGpu(kKeepsX, std::make_shared<syncbn::Layer>("layer"));
+  const auto op = OnGpu(kKeepsX);
   Shard shard(DType::kFloat32, rows, 0, kKeepsX);
   shard.Step(op.get(), kKeepsX);
   // TrainOnCpu makes two steps, which give the same y.
@@ -134,7 +134,7 @@ void TestLaunches() {
   for (const bool training : {true, false}) {
     Setting setting;
     setting.training = training;
-    const auto op = OnGpu(setting, std::make_shared<syncbn::Layer>("layer"));
+    const auto op = OnGpu(setting);
     Shard shard(DType::kFloat32, 3, 0, setting);
     emulated::launches = emulated::waits = 0;
     shard.Step(op.get(), setting);
@@ -146,7 +146,7 @@ void TestLaunches() {
 // Each CUDA call of a step fails in turn. Then the error names the layer, the device and the cause,
 // the thread's current device is as before, and the first step without a failure is correct.
 void TestFailures(const Setting& setting) {
-  const auto op = OnGpu(setting, std::make_shared<syncbn::Layer>("norm3"));
+  const auto op = OnGpu(setting, "norm3");
   for (int calls = 0;; ++calls) {
     Shard shard(DType::kFloat32, 3, 0, setting);
     const int device = calls % 2 == 0 ? 9 : -1;  // -1: none

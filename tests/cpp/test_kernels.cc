@@ -62,6 +62,17 @@ void TestStreamedStores() {
   test::TestCase<CpuKernels>({DType::kFloat64, {10000, 128, 1}, 0, 0.5, 1}, {leaky});
 }
 
+// An array may wrap memory of another library whose address is no multiple of the element's size.
+void TestAnOddAddress() {
+  test::Problem p({DType::kFloat32, {1, 1, 3 << 20}, 0, 0, 1});
+  test::Tensor y(DType::kFloat32, p.x.size());
+  std::string odd(y.Bytes().size() + 1, '\0');
+  for (void* out : {y.data(), static_cast<void*>(odd.data() + 1)}) {
+    cpu::Normalize({p.Forward({}), nullptr, nullptr, test::WriteMode::kWrite, out});
+  }
+  CHECK(odd.substr(1) == y.Bytes());
+}
+
 // oneDNN's layouts with blocks of channels. Odd sizes leave a part of a vector of two pixels, and
 // begin blocks at addresses to which no vector can be streamed.
 void TestBlocks() {
@@ -107,6 +118,9 @@ int main() {
 #if !defined(__SANITIZE_THREAD__)  // TestSameBits is enough for the thread sanitizer
   std::cout << cpu::InstructionSet() << std::endl;
   if (cpu::InstructionSet() != std::string("generic")) TestStreamedStores();
+#if !defined(__SANITIZE_ADDRESS__)  // its build also checks alignment
+  TestAnOddAddress();
+#endif
   TestBlocks();
   TestChangesOfBlocks();
   const std::vector<Layout> layouts = {

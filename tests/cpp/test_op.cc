@@ -17,13 +17,13 @@ TEST(GpuIsRefusedWhereCudaWasNotBuilt) {
 // The parts of a call of the native operator: nothing blocks the thread that begins calls.
 TEST(OneThreadBeginsTheCallsOfTwoDevices) {
   const test::Setting setting;
-  const auto shared = std::make_shared<syncbn::Layer>("layer");
+  const auto shared = test::MakeLayer(setting, 2);
   const auto expected = test::TrainOnCpu(syncbn::DType::kFloat32, {2, 3}, setting);
   std::vector<std::unique_ptr<syncbn::SyncBatchNorm>> layers;
   std::vector<Shard> shards;
   for (int k : {0, 1}) {
     layers.push_back(std::make_unique<syncbn::SyncBatchNorm>(
-        setting.ToOptions(2), syncbn::Device{"cpu", k}, shared, syncbn::MakeCpuBackend()));
+        shared, false, syncbn::Device{"cpu", k}, syncbn::MakeCpuBackend()));
     shards.emplace_back(syncbn::DType::kFloat32, 2 + k, k, setting);
   }
   const auto run = [&](auto begin) {
@@ -47,9 +47,7 @@ TEST(OneThreadBeginsTheCallsOfTwoDevices) {
 }
 
 TEST(AFailureEndsACallThatHasBegun) {
-  const auto shared = std::make_shared<syncbn::Layer>("layer");
-  syncbn::SyncBatchNorm layer(test::Setting().ToOptions(2), {"cpu", 0}, shared,
-                              syncbn::MakeCpuBackend());
+  syncbn::SyncBatchNorm layer(test::MakeLayer({}, 2), false, {"cpu", 0}, syncbn::MakeCpuBackend());
   Shard shard(syncbn::DType::kFloat32, 2, 0, {});
   shard.BeginForward(&layer, {});
   syncbn::Table::Get().Fail("another device has failed", false);
@@ -60,17 +58,36 @@ TEST(AFailureEndsACallThatHasBegun) {
   syncbn::Table::Get().Reset();
 }
 
+// A call keeps the options that its layer had when the forward call began.
+TEST(BackwardHasTheDevicesOfItsForward) {
+  const auto shared = test::MakeLayer({}, 2);
+  syncbn::SyncBatchNorm layer(shared, false, {"cpu", 0}, syncbn::MakeCpuBackend());
+  Shard shard(syncbn::DType::kFloat32, 2, 0, {});
+  shared->SetParticipants({{"cpu", 0}});
+  shard.BeginForward(&layer, {});
+  layer.Finish();
+  shared->SetParticipants({});
+  shard.BeginBackward(&layer, {});
+  CHECK(layer.IsReady({}), "the other device took no part in forward");
+  layer.Finish();
+  shard.BeginForward(&layer, {});
+  CHECK(!layer.IsReady({}), "the other device has not begun");
+  syncbn::Table::Get().Fail("the test ends", false);
+  CheckHas(ErrorOf([&] { layer.Finish(); }), "the test ends");
+  syncbn::Table::Get().Reset();
+}
+
 // If a device refuses one of its arrays, the other devices and ranks get the error. This test is
 // the last one, because a failure that was sent to ranks stays.
 TEST(AVectorOfAnotherSizeIsRefusedAndTheOthersAreTold) {
   const auto network = std::make_shared<Network>(2);
   syncbn::Table::Get().Connect(std::make_unique<LocalTransport>(network, 0));
   Rank other(network, 1);
-  const auto shared = std::make_shared<syncbn::Layer>("layer");
+  const auto shared = test::MakeLayer({}, 1);
   for (int devices : {1, 2}) {
+    shared->SetOptions(test::Setting().ToOptions(devices));
     Parallel(devices, [&](int id) {
-      syncbn::SyncBatchNorm layer(test::Setting().ToOptions(devices), {"cpu", id}, shared,
-                                  syncbn::MakeCpuBackend());
+      syncbn::SyncBatchNorm layer(shared, false, {"cpu", id}, syncbn::MakeCpuBackend());
       Shard shard(syncbn::DType::kFloat32, 2, 0, {});
       if (id == 0) shard.var = test::Tensor(syncbn::DType::kFloat32, 0);
       CheckHas(ErrorOf([&] { shard.Step(&layer, {}); }),

@@ -105,8 +105,8 @@ class Program {
     if (!is_new) return;
     Numbers sums;
     double count = 0;
-    const bool is_local = exchange.ranks.empty();
-    for (const int rank : is_local ? std::vector<int>{actor.rank} : exchange.ranks) {
+    const bool is_local = exchange.signature.ranks.empty();
+    for (const int rank : is_local ? std::vector<int>{actor.rank} : exchange.signature.ranks) {
       double sum = NumberOf(rank, 0, pending.exchange);
       for (int id = 1; id < devices_[rank]; ++id) sum += NumberOf(rank, id, pending.exchange);
       sums.push_back(sum);
@@ -134,7 +134,7 @@ class Program {
     for (const Pending& pending : actor->pending) {
       const syncbn::Exchange& exchange = *pending.waiting.exchange;
       // The sum of the timeout (1 s), Table::Patience (3 s or 1 s), and the delay of messages.
-      const std::chrono::milliseconds most(exchange.ranks.size() > 32 ? 5550 : 2950);
+      const std::chrono::milliseconds most(exchange.signature.ranks.size() > 32 ? 5550 : 2950);
       CHECK(now_ - pending.waiting.start < most, size_, " end ", static_cast<int>(end_));
       if (!exchange.error.empty()) throw syncbn::Error(exchange.error);
       if (!exchange.over) return false;
@@ -169,7 +169,7 @@ class Program {
       own.numbers.push_back(NumberOf(actor->rank, actor->id, exchange));
       own.phase = is_forward ? Phase::kForward : Phase::kBackward;
       own.devices = static_cast<size_t>(devices_[actor->rank]);
-      if (is_some) own.ranks = some_;
+      if (is_some) own.signature.ranks = some_;
       own.timeout_seconds = 1;
       if (end_ == End::kDisagrees && actor->rank == culprit_ && phases >= phases_ - 2) {
         own.signature.channels = 2;
@@ -227,17 +227,19 @@ Rank RankOf(int rank, int size = 4) { return {std::make_shared<Network>(size), r
 
 Waiting Begin(Rank* rank, const std::vector<int>& ranks) {
   Contribution own = ContributionOf(&rank->layers[0]);
-  own.ranks = ranks;
+  own.signature.ranks = ranks;
   Ticket ticket;
   return rank->Arrive(std::move(own), &ticket, Time());
 }
+
+const std::vector<int> kAll{0, 1, 2, 3};
 
 PartMessage PartOf(const std::vector<int>& ranks, int64_t call = 0) {
   PartMessage part;
   part.key.layer = "all";
   part.key.call = call;
   part.signature.channels = 1;
-  part.ranks = ranks;
+  part.signature.ranks = ranks;
   part.numbers = {1};
   return part;
 }
@@ -257,37 +259,29 @@ TEST(PartsThatAreRefused) {
   };
   CHECK(refuses(0, 2, PartOf({1, 2})), "the receiver is missing");
   CHECK(refuses(3, 1, PartOf({1, 2})), "the receiver is missing");
-  CHECK(refuses(0, 1, PartOf({0, 1, 100})), "a rank does not exist");
-  CHECK(refuses(1, 2, PartOf({-1, 1, 2})), "a rank does not exist");
-  CHECK(refuses(0, 1, PartOf({0, 1, 1})), "the ranks do not ascend");
   CHECK(refuses(0, 3, PartOf({0, 1})), "the sender is missing");
-  CHECK(refuses(1, 0, PartOf({})), "the sender is the parent");
-  CHECK(refuses(0, 0, PartOf({})), "the sender is the receiver");
-  CHECK(refuses(0, 1, PartOf({}, -1)), "-1 is not a number of a call");
-  PartMessage wrong = PartOf({});
-  wrong.signature.operation = static_cast<Operation>(-1);
-  CHECK(refuses(0, 1, wrong), "-1 is not an operation");
-  wrong = PartOf({});
-  wrong.signature.dtype = static_cast<syncbn::DType>(99);
-  CHECK(refuses(0, 1, wrong), "99 is not a dtype");
-  Bytes bytes = Encode(PartOf({}));
+  CHECK(refuses(1, 0, PartOf(kAll)), "the sender is not a child");
+  CHECK(refuses(1, 2, PartOf(kAll)), "the sender is not a child");
+  CHECK(refuses(0, 0, PartOf(kAll)), "the sender is the receiver");
+  Bytes bytes = Encode(PartOf(kAll));
   bytes[sizeof(uint64_t)] = 9;
   CHECK(Refuses(0, 1, bytes), "9 is not a kind of message");
-  bytes = Encode(PartOf({}));
+  bytes = Encode(PartOf(kAll));
   for (const size_t size : {bytes.size() + 9, bytes.size() - 1, size_t{9}, size_t{0}}) {
     bytes.resize(size);
     CHECK(Refuses(0, 1, bytes), size, " bytes");
   }
   Rank twice = RankOf(0);
-  CHECK_EQ(twice.Handle(1, Encode(PartOf({}))), "");
-  CheckHas(twice.Handle(1, Encode(PartOf({}))), kRefused);
+  CHECK_EQ(twice.Handle(1, Encode(PartOf(kAll))), "");
+  CheckHas(twice.Handle(1, Encode(PartOf(kAll))), kRefused);
 }
 
 TEST(ResultsThatAreRefused) {
   const std::vector<int> all, pair{1, 2};
   const auto result = [](size_t size) {
-    ResultMessage message{{}, Numbers(size)};
+    ResultMessage message;
     message.key.layer = "all";
+    message.numbers = Numbers(size);
     return Encode(message);
   };
   CHECK(!Refuses(1, 0, result(1), &all));
@@ -316,13 +310,13 @@ TEST(SignaturesThatDiffer) {
   own.signature.epsilon = 0.5;
   Ticket ticket;
   receiver.Arrive(std::move(own), &ticket, Time());
-  PartMessage part = PartOf({});
-  part.ranks = {0, 1};
+  PartMessage part = PartOf(kAll);
+  part.signature.ranks = {0, 1};
   Rank root = RankOf(0);
   root.Handle(1, Encode(part));
   own = ContributionOf(&root.layers[0]);
   own.signature.epsilon = 0.5;
-  own.ranks = {0, 1};
+  own.signature.ranks = {0, 1};
   const std::string text = ErrorOf([&] { root.Arrive(std::move(own), &ticket, Time()); });
   CheckHas(text, "rank 1 has channels=1, dtype=float32, axis=0, epsilon=0 and synchronizes");
   CheckHas(text, "but rank 0 has channels=1, dtype=float32, axis=0, epsilon=0.5");
@@ -337,7 +331,7 @@ TEST(SignaturesThatDiffer) {
 // If a child rank has sent its part first, the error still names the devices that differ.
 TEST(DevicesThatDifferAfterAPart) {
   Rank rank = RankOf(0);
-  rank.Handle(1, Encode(PartOf({})));
+  rank.Handle(1, Encode(PartOf(kAll)));
   Ticket tickets[2];
   Contribution own = ContributionOf(&rank.layers[0], 0);
   own.devices = 2;
@@ -375,16 +369,32 @@ TEST(GroupsThatDiffer) {
   Rank receiver = RankOf(0);
   Begin(&receiver, {0, 1});
   CHECK_EQ(receiver.Handle(1, Encode(PartOf({0, 1}))), "");
-  CheckHas(receiver.Handle(2, Encode(PartOf({}))),
+  CheckHas(receiver.Handle(2, Encode(PartOf(kAll))),
            "rank 2 synchronizes ranks 0, 1, 2, 3, but rank 0 has completed this call");
+}
+
+// No part of a rank that does not exist, or with another value, is merged.
+TEST(PartsThatDoNotFit) {
+  PartMessage parts[] = {PartOf({0, 1, 100}), PartOf({0, 1, 1}), PartOf(kAll), PartOf(kAll),
+                         PartOf(kAll)};
+  parts[2].signature.operation = static_cast<Operation>(-1);
+  parts[3].signature.dtype = static_cast<syncbn::DType>(99);
+  parts[4].signature.axis = 1;
+  for (const PartMessage& part : parts) {
+    Rank receiver = RankOf(0);
+    CHECK_EQ(receiver.Handle(1, Encode(part)), "");
+    CheckHas(ErrorOf([&] { Begin(&receiver, {}); }), "processes disagree: rank 1 has");
+  }
 }
 
 TEST(TimeoutErrorsNameTheSubtree) {
   const auto error_without = [](int rank, int first, int last, int missing) {
     Rank receiver = RankOf(rank, 100);
+    std::vector<int> all(100);
+    std::iota(all.begin(), all.end(), 0);
     const Waiting waiting = Begin(&receiver, {});
     for (int from = first; from <= last; ++from) {
-      if (from != missing) receiver.Handle(from, Encode(PartOf({})));
+      if (from != missing) receiver.Handle(from, Encode(PartOf(all)));
     }
     CHECK(receiver.IsOver(waiting, Time(std::chrono::hours(1))));
     return waiting.exchange->error;
@@ -409,7 +419,7 @@ TEST(RandomMessages) {
       for (int rank = 0; rank < size; ++rank) {
         if (rank == receiver.number || below(3) > 0) some.push_back(rank);
       }
-      return below(2) == 0 ? std::vector<int>() : some;
+      return some;
     };
     std::string failure;
     for (int step = 0; step < 30 && failure.empty(); ++step, ++done) {
@@ -419,7 +429,7 @@ TEST(RandomMessages) {
         receiver.IsOver(waiting, Time(std::chrono::milliseconds(below(5000))));
       }
       PartMessage part = PartOf(ranks(), below(3));
-      if (below(8) == 0) part.ranks.push_back(below(2) == 0 ? 100 : 0);
+      if (below(8) == 0) part.signature.ranks.push_back(below(2) == 0 ? 100 : 0);
       part.key.phase = static_cast<Phase>(below(12) == 0 ? below(5) : 0);
       part.signature.operation = static_cast<Operation>(below(9) / 3);
       part.numbers.resize(static_cast<size_t>(below(20) == 0 ? below(70000) : 1));

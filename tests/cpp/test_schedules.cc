@@ -5,7 +5,6 @@
 // start with another last action, and skips states that it has seen before.
 #include <functional>
 #include <map>
-#include <set>
 #include <sstream>
 #include <string>
 #include <unordered_set>
@@ -22,7 +21,6 @@ using schedule::Call;
 using schedule::Fault;
 using schedule::Program;
 using schedule::Run;
-using syncbn::Device;
 using syncbn::Numbers;
 using syncbn::Phase;
 
@@ -73,7 +71,6 @@ const Call kN{Phase::kCall};
 
 std::vector<Program> Programs() {
   const Call kGs{Phase::kForward, 1, {1, 2}}, kHs{Phase::kBackward, 1, {1, 2}};
-  const Device cpu0{"cpu", 0};
   return {
       {"2 ranks", {1, 1}, {{0, 0, {kF, kB}}, {1, 0, {kF, kB}}}},
       {"2 and 1 devices", {2, 1}, {{0, 0, {kF, kB}}, {0, 1, {kF, kB}}, {1, 0, {kF, kB}}}},
@@ -99,11 +96,13 @@ std::vector<Program> Programs() {
        {{0, 0, {kF, kB}}, {1, 0, {kF, kB}}, {2, 0, {kF, kB}}, {3, 0, {kF, kB}}},
        2},
       {"a named list", {1, 1, 1, 1}, {{0, 0, {kN}}, {1, 0, {kN}}, {2, 0, {kN}}, {3, 0, {kN}}}, 2},
-      {"participants",
+      {"fewer devices, then all",
        {2, 1},
-       {{0, 0, {kF, kB}}, {1, 0, {kF, kB}}, {0, 0, {kF}, 1}, {0, 1, {kF}, 1}, {1, 0, {kF}, 1}},
-       32,
-       {{cpu0}, {}}},
+       {{0, 0, {kF, kB}, 0, 1},
+        {1, 0, {kF, kB}},
+        {0, 0, {kF}, 1},
+        {0, 1, {kF}, 1},
+        {1, 0, {kF}, 1}}},
       {"a net that moves",
        {2, 1},
        {{0, 0, {kF, kB}},
@@ -111,9 +110,7 @@ std::vector<Program> Programs() {
         {1, 0, {kF, kB}},
         {0, 2, {kF}, 1},
         {0, 3, {kF}, 1},
-        {1, 0, {kF}, 1}},
-       32,
-       {{}, {}}},
+        {1, 0, {kF}, 1}}},
   };
 }
 

@@ -10,7 +10,7 @@ from gluon_syncbn import SyncBatchNorm
 import pytest
 from mxnet.gluon import Trainer, nn
 from support.blocks import gluon_1_only
-from support.helpers import ROOT, differentiate
+from support.helpers import ROOT, differentiate, queue_hidden_write
 from support.mpi import SECONDS, needs_mpi, run_ranks
 from support.nd import nd
 
@@ -142,3 +142,17 @@ def test_kvstore_workers_without_mpirun_get_a_warning(monkeypatch):
     layer = net[1]._sync.name
     with pytest.warns(UserWarning, match=f"2 workers.*'{layer}'.*mpirun"):
         trainer.step(2)
+
+
+def test_a_step_waits_for_the_parameters_that_a_kvstore_copies(monkeypatch):
+    """Otherwise MXNet may send the first gradients to the servers before them."""
+    workers_of = "gluon_syncbn.mxnet_private.trainers.workers_of"
+    monkeypatch.setattr(workers_of, lambda trainer: 2)
+    layer = SyncBatchNorm(in_channels=1, group="process")
+    layer.initialize()
+    trainer = Trainer(layer.collect_params(), "sgd")
+    differentiate(layer, nd.ones((2, 1)))
+    copy = nd.zeros((1,))
+    monkeypatch.setattr(Trainer, "_init_params", lambda _: queue_hidden_write(copy))
+    trainer._init_params()
+    assert copy.asnumpy() == 2  # MXNet does not know of the write, so this never waits
