@@ -121,8 +121,9 @@ def _call_all(deferred):
             _call_all(others)
 
 
-# ---- Ctrl-C.
+# ---- Ctrl-C, and SIGUSR1 with GLUON_SYNCBN_STATUS=1.
 
+_SHOWS_STATUS = "GLUON_SYNCBN_STATUS" in os.environ  # native code also reads it
 _SECONDS = 1.5  # how long a wait may last after Ctrl-C
 _listener: Any = None  # the thread, or the process in which another library listens
 _wakeup = -1  # the descriptor that Python writes to
@@ -149,6 +150,8 @@ def watch_ctrl_c() -> None:
     read, _wakeup = map(_renumbered, os.pipe())
     os.set_blocking(_wakeup, False)
     signal.set_wakeup_fd(_wakeup, warn_on_full_buffer=False)
+    if _SHOWS_STATUS:  # Python reports only signals that have a handler
+        signal.signal(signal.SIGUSR1, lambda *_: None)
     _listener = threading.Thread(
         target=_listen, args=(read,), name="gluon_syncbn-ctrl-c", daemon=True
     )
@@ -186,6 +189,8 @@ def _listen(descriptor):
             numbers = b""
         if not numbers:  # the program has closed the descriptors
             return
+        if _SHOWS_STATUS and signal.SIGUSR1 in numbers:
+            print(load().gluon_syncbn_status(), file=sys.stderr, flush=True)
         if signal.SIGINT not in numbers:
             continue
         position = _position()

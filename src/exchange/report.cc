@@ -33,7 +33,7 @@ std::string Text(const Terms& terms, bool of_device) {
 }  // namespace
 
 std::string DevicesMissingReport(const Exchange& exchange, int rank, const std::set<Device>& known,
-                                 double seconds, const std::string& where) {
+                                 double seconds, const std::string* where) {
   std::vector<std::string> arrived, missing;
   for (const auto& [place, part] : exchange.parts) {
     if (place.rank == rank) {
@@ -50,12 +50,12 @@ std::string DevicesMissingReport(const Exchange& exchange, int rank, const std::
   }
   return Concat(exchange.key.Title(), ": waited ", std::setprecision(4), seconds, " s for ",
                 exchange.devices - arrived.size(), " of ", exchange.devices,
-                " devices. Arrived: ", Join(arrived), ". Missing: ", Join(missing), ".", kRecover,
-                where, kHang);
+                " devices. Arrived: ", Join(arrived), ". Missing: ", Join(missing), ".",
+                where == nullptr ? "" : Concat(kRecover, *where, kHang));
 }
 
 std::string RanksMissingReport(const Exchange& exchange, int rank, const std::map<int, Key>& latest,
-                               double seconds, const std::string& where) {
+                               double seconds, const std::string* where) {
   const auto own = std::lower_bound(exchange.ranks.begin(), exchange.ranks.end(), rank);
   int known = 1;  // this rank, and the ranks that send through it
   for (const Subtree& child : exchange.position.children) known += child.size;
@@ -75,7 +75,7 @@ std::string RanksMissingReport(const Exchange& exchange, int rank, const std::ma
   return Concat(exchange.key.Title(), ": waited ", std::setprecision(4), seconds, " s for ",
                 exchange.sent ? 1 : known - arrived.size(), " of ", exchange.ranks.size(),
                 " processes. Arrived: ", Ranks(arrived), ". Missing: ", Join(missing, "; "), ".",
-                kStartAgain, where, kHang);
+                where == nullptr ? "" : Concat(kStartAgain, *where, kHang));
 }
 
 std::string DisagreementReport(const Key& key, const Terms& a, const Terms& b) {
