@@ -76,7 +76,7 @@ def init(timeout: float | None = None) -> None:
     Every :class:`gluon_syncbn.SyncBatchNorm` then synchronizes with the layer of the
     same name in all other processes, or in the processes of its `group`. Every process
     must call this function. Further calls do nothing. mpi4py initializes MPI, unless
-    Horovod has done so.
+    Horovod has done so. Without ``mpirun`` a warning says that the process is alone.
 
     Parameters
     ----------
@@ -121,6 +121,11 @@ def init(timeout: float | None = None) -> None:
     load().gluon_syncbn_distributed_open(_transport(comm))
     _world = World(comm, machines)
     atexit.register(_leave_at_exit)
+    if _world.size == 1 and not os.environ.keys() & set(_SIZE_VARIABLES):
+        failures.warn(
+            "this process trains alone, because no launcher started it. Run `mpirun -n "
+            "2 python PROGRAM` to start two."
+        )
 
 
 def is_initialized() -> bool:
