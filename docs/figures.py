@@ -124,7 +124,7 @@ def device_waits():
         f.text(10, y + 25, f"cpu({i})", "start", weight="bold")
         f.box(80, y, 60, 40, INK, "data", 0.1)
         for start, end, exchange in zip((145, 355), ends, (330, 570)):
-            f.box(start, y, end - start, 40, DEVICES[i], "computes")
+            f.box(start, y, end - start, 40, DEVICES[i], "works")
             if end < exchange - 5:
                 f.box(end + 5, y, exchange - end - 10, 40, WAIT, "waits", dash="5 4")
     f.text(300, 188, "time")
