@@ -38,7 +38,7 @@ using Message = std::variant<PartMessage, ResultMessage, FailMessage, LeaveMessa
 Bytes Encode(const Message& message);
 
 // Decodes a message from rank `from` to rank `rank`. There are `size` ranks. If the `ranks` of a
-// part are empty, they become all ranks. Throws Error if Encode cannot have made the bytes.
+// part are empty, they become all ranks. Throws Error if the bytes are no encoded message.
 Message Decode(const Bytes& bytes, int from, int rank, int size);
 
 // Throws Error if the exchange does not wait for a part of rank `from`.

@@ -1,4 +1,3 @@
-// Each text names the exchange or the layer, and what went wrong.
 #include "exchange/report.h"
 
 #include <algorithm>
@@ -12,7 +11,7 @@ namespace {
 const char kRecover[] =
     " Before the next step call gluon_syncbn.recover(), which waits for the work in flight and "
     "clears the error.";
-const char kHang[] = "\nTo list the usual causes and their cures, run python -m gluon_syncbn hang";
+const char kHang[] = "\nTo list common causes and fixes, run python -m gluon_syncbn hang";
 const char kStartAgain[] = " Start the program again from its checkpoint.";
 
 std::string Ranks(const std::vector<int>& ranks) {
