@@ -182,7 +182,7 @@ class Table {
   std::map<int, Key> latest_;  // {rank: key of the exchange to which it last contributed}
   bool notice_given_ = false;  // a warning about a long wait has been printed
   const bool keeps_history_ = std::getenv("GLUON_SYNCBN_STATUS") != nullptr;
-  std::map<std::string, std::vector<std::string>> history_;  // by layer
+  std::map<std::string, std::vector<std::string>> history_;  // {layer: texts}
 };
 
 // The default timeout in seconds, longer than slow first steps (autotuning, a busy machine).
