@@ -3,6 +3,7 @@
 import ctypes
 import fcntl
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -140,7 +141,8 @@ class AnyPythonWheel(bdist_wheel):
         shutil.rmtree(self.get_finalized_command("build").build_lib, ignore_errors=True)
         self.run_command("build")
         self.skip_build = True
-        self.build_number = build_tag()
+        is_cross_compiled = not self.get_tag()[2].endswith(platform.machine())
+        self.build_number = "0cpu" if is_cross_compiled else build_tag()
         super().run()
 
     def get_tag(self):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from docutils import nodes
 from docutils.utils.math import latex2mathml
+from sphinx.errors import ExtensionError
 from sphinx.writers.html5 import HTML5Translator
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -102,7 +103,8 @@ def read_outer_pages(app, docname, source):
         text = "\n\n".join(markdown_of(json.loads(text)["cells"]))
     text = re.sub(r"(\]\()([^:)#]+)((?:#[^)]*)?\))", relink, text)
     text = re.sub(r'(<img src=")([^":]+)(")', relink, text)
-    source[0] = f"{text}\n{source[0]}"
+    own = re.sub(r"\A# .*\n", "", source[0])  # the title of the page on GitHub
+    source[0] = f"{text}\n{own}"
 
 
 def markdown_of(cells):
@@ -143,6 +145,15 @@ def break_long_names(app, pagename, templatename, context, doctree):
     context["toc"] = re.sub("_(?=[^<>]*<)", "_<wbr>", context.get("toc", ""))
 
 
+def check_places(app, exception):
+    """Raise an error if docs/scorer.js leads to a page or a section that is gone."""
+    script = (ROOT / "docs" / "scorer.js").read_text(encoding="utf-8")
+    for page, anchor in re.findall(r'^  \w+: "([\w/]+)#?(.*)",$', script, re.M):
+        text = Path(app.outdir, f"{page}.html").read_text(encoding="utf-8")
+        if anchor and f'id="{anchor}"' not in text:
+            raise ExtensionError(f"docs/scorer.js: {page} has no section {anchor}")
+
+
 def visit_math(translator, node):
     inline = node.tagname == "math"
     formula = latex2mathml.tex2mathml(node.astext(), inline=inline)
@@ -153,6 +164,7 @@ def visit_math(translator, node):
 def setup(app):
     app.connect("source-read", read_outer_pages)
     app.connect("html-page-context", break_long_names)
+    app.connect("build-finished", check_places)
     app.add_node(nodes.image, override=True, html=(visit_image, depart_image))
     renderer = visit_math, None
     app.add_html_math_renderer("mathml", renderer, renderer)

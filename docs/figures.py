@@ -114,6 +114,24 @@ def wait():
     f.save("wait")
 
 
+def device_waits():
+    """Draw why a device with less work waits in each layer."""
+    f = Figure(640, 200, "A device with less work waits in each layer for the slowest")
+    for x, layer in ((330, "batchnorm0"), (570, "batchnorm1")):
+        f.text(x + 10, 24, layer)
+        f.box(x, 34, 20, 122, INK, opacity=0.1)
+    for i, (y, ends) in enumerate(((45, (235, 430)), (105, (325, 565)))):
+        f.text(10, y + 25, f"cpu({i})", "start", weight="bold")
+        f.box(80, y, 60, 40, INK, "data", 0.1)
+        for start, end, exchange in zip((145, 355), ends, (330, 570)):
+            f.box(start, y, end - start, 40, DEVICES[i], "works")
+            if end < exchange - 5:
+                f.box(end + 5, y, exchange - end - 10, 40, WAIT, "waits", dash="5 4")
+    f.text(300, 188, "time")
+    f.arrow(325, 183, 380, 183)
+    f.save("device_waits")
+
+
 def cost():
     """Draw the time of a step relative to nn.BatchNorm: lowest to highest mode."""
     rows = json.loads((RESULTS / "benchmark_net.json").read_text())["rows"]
@@ -144,5 +162,5 @@ def cost():
 
 if __name__ == "__main__":
     (HERE / "figures").mkdir(exist_ok=True)
-    for draw in (synchronization, tree, wait, cost):
+    for draw in (synchronization, tree, wait, device_waits, cost):
         draw()

@@ -33,8 +33,6 @@ def main():
 
     distributed.init()
     rank, ranks = distributed.rank(), distributed.size()
-    if ranks == 1:
-        print("This process trains alone. `mpirun -n 2 python ...` starts two.")
     context = mx.cpu()  # or mx.gpu(distributed.local_rank())
     net = gluon_syncbn.convert_sync_batchnorm(make_net())
     net.initialize(mx.init.Xavier(), ctx=context)

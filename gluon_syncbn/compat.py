@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-__version__ = "0.5.0"  # the build parses this line without importing MXNet
+__version__ = "0.6.0"  # the build parses this line without importing MXNet
 
 
 def _in1d(ar1, ar2, *arguments, **options):

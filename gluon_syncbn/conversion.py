@@ -92,16 +92,28 @@ def convert_sync_batchnorm(
 def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
     """Convert every SyncBatchNorm in a net back to the original BatchNorm, in place.
 
-    `net` is returned. Afterwards you can export it, and run it where gluon_syncbn is
-    not installed. Layers that were created as SyncBatchNorm, and MXNet's contrib
-    layers, become :class:`nn.BatchNorm`, or a subclass that applies their activation.
-    A subclass of SyncBatchNorm that defines more than ``__init__`` is not converted.
+    Afterwards you can export `net`, and run it where gluon_syncbn is not installed.
+    Layers that were created as SyncBatchNorm, and MXNet's contrib layers, become
+    :class:`nn.BatchNorm`, or a subclass that applies their activation. A subclass of
+    SyncBatchNorm that defines more than ``__init__`` is not converted.
+
+    Parameters
+    ----------
+    net : mxnet.gluon.Block
+        A net, a child block or a SymbolBlock, parallel or not.
+
+    Returns
+    -------
+    mxnet.gluon.Block
+        `net` itself.
 
     Raises
     ------
     ValueError
         If a SymbolBlock in `net` normalizes with a mask, which BatchNorm does not
         accept. The net is unchanged then.
+    TypeError
+        If `net` is not a Block.
 
     Examples
     --------
@@ -141,6 +153,11 @@ def freeze_statistics(net: mx.gluon.Block, frozen: bool = True) -> mx.gluon.Bloc
         If there is nothing to freeze. Another warning lists what perhaps did not
         change: layers whose class defines more than ``__init__``, and running
         statistics of no layer, as in a block that calls F.BatchNorm.
+
+    Raises
+    ------
+    TypeError
+        If `net` is not a Block, or `frozen` is not a bool.
 
     Notes
     -----

@@ -33,7 +33,7 @@ from tqdm import tqdm
 
 MODELS = [zoo.FastSCNN, zoo.FCN, zoo.PSPNet, zoo.DeepLabV3, zoo.DeepLabV3Plus]
 MODELS = {kind.__name__: kind for kind in (*MODELS, zoo.danet.DANet, zoo.icnet.ICNet)}
-NORMS = {"syncbn": "SyncBatchNorm", "bn": "nn.BatchNorm"}
+NORMS = {"syncbn": "SyncBatchNorm", "bn": "nn.BatchNorm", "gn": "GroupNorm"}
 MEAN, DEVIATION = np.float32([[124, 116, 104], [58, 57, 57]])  # ImageNet's colours
 PALETTE = np.vstack([colormaps[name].colors for name in ("tab10", "Set3", "tab20b")])
 ImageFile.LOAD_TRUNCATED_IMAGES = False  # if it is True, missing data become grey
@@ -155,11 +155,33 @@ def assemble(views):
 # ---- The net and its training.
 
 
+class GroupNorm(gluon.HybridBlock):
+    """Group normalization over groups of 8 channels (Wu and He, arXiv:1803.08494).
+
+    As in the paper, gamma and beta belong to channels. In MXNet 1.9's layer they belong
+    to groups.
+    """
+
+    def __init__(self, in_channels, group_size=8):
+        super().__init__()
+        self.groups = in_channels // group_size
+        for name, init in ("gamma", "ones"), ("beta", "zeros"):
+            shape = 1, in_channels, 1, 1
+            setattr(self, name, self.params.get(name, shape=shape, init=init))
+
+    def hybrid_forward(self, F, x, gamma, beta):
+        one, zero = F.ones(self.groups), F.zeros(self.groups)
+        y = F.GroupNorm(x, one, zero, num_groups=self.groups)
+        return F.broadcast_add(F.broadcast_mul(y, gamma), beta)
+
+
 def build_model(args, num_classes):
-    """Return a net with MXNet's BatchNorm, which make_parallel converts."""
+    """Return a net with GroupNorm, or with BatchNorm, which make_parallel converts."""
     mx.random.seed(args.seed)
     kind, size, loads = MODELS[args.model], args.crop_size, args.pretrained
     options = {"aux": args.model != "FastSCNN", "pretrained_base": loads}
+    if args.norm == "gn":
+        options["norm_layer"] = GroupNorm
     net = kind(num_classes, crop_size=size, **options)
     net.initialize(mx.init.Xavier(magnitude=2), force_reinit=not loads)
     net.collect_params().setattr("lr_mult", 1.0)  # GluonCV sets 10 in the heads
@@ -490,8 +512,6 @@ def main():
         options = parser.parse_args()
     if options.distributed:
         distributed.init()
-        if distributed.size() == 1:
-            print("This process trains alone. `mpirun -n 2` starts two.")
     args = argparse.Namespace(**{name: getattr(options, name) for name in names})
     for name in "num_devices", "epochs", "crop_size", "batch_size", "lr":
         if getattr(args, name) <= 0:

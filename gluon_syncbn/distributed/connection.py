@@ -15,6 +15,7 @@ import mxnet as mx
 from ..native import failures
 from ..native.library import declare, load, mpi_path
 from ..native.processes import World, allgather, set_world, world
+from ..native.program_lines import warn
 from ..native.timeouts import get_timeout, wait_seconds
 
 # Launchers set these to how many processes the program has, or has on this machine.
@@ -48,7 +49,7 @@ def init(timeout: float | None = None) -> None:
     Every :class:`gluon_syncbn.SyncBatchNorm` then synchronizes with the layer of the
     same name in all other processes, or in the processes of its `group`. Every process
     must call this function. Further calls do nothing. mpi4py initializes MPI, unless
-    Horovod has done so.
+    Horovod has done so. Without ``mpirun`` a warning says that the process is alone.
 
     Parameters
     ----------
@@ -97,6 +98,11 @@ def init(timeout: float | None = None) -> None:
     own = _machine()
     machines = allgather(own, "distributed.init", seconds)
     world().of_machine = [n for n, machine in enumerate(machines) if machine == own]
+    if world().size == 1 and not os.environ.keys() & set(_SIZE_VARIABLES):
+        warn(
+            "this process trains alone, because no launcher started it. Run `mpirun -n "
+            "2 python PROGRAM` to start two."
+        )
 
 
 def is_initialized() -> bool:

@@ -52,7 +52,8 @@ class SyncBatchNorm(ComputedBatchNorm):
         is ``1 - momentum``.) To average over batches, call
         :func:`recompute_statistics` after training.
     epsilon : float, default 1e-5
-        Added to the variance, so its unit is the square of the input's unit.
+        Added to the variance, so its unit is the square of the input's unit. (PyTorch's
+        name is ``eps``.)
     center : bool, default True
         Whether to learn beta. Otherwise beta keeps its initial value.
     scale : bool, default True

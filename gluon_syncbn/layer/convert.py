@@ -154,7 +154,7 @@ def _kept_settings(layer):
         settings = layer._sync.settings
     elif isinstance(layer, ActivatedBatchNorm):
         settings = layer._activation_settings
-    else:  # MXNet before 1.8 has no layer with a ReLU
+    else:  # MXNet's own layer; 1.8 and later also have one with a ReLU
         has_relu = getattr(layer, "fuse_relu", False)
         settings = Settings(activation="relu" if has_relu else None)
     return {"activation": settings.activation, "slope": settings.slope}

@@ -108,8 +108,9 @@ class DeferredSignals:
 os.register_at_fork(after_in_child=partial(setattr, DeferredSignals, "_open", None))
 
 
-# ---- Ctrl-C.
+# ---- Ctrl-C, and SIGUSR1 with GLUON_SYNCBN_STATUS=1.
 
+_SHOWS_STATUS = os.environ.get("GLUON_SYNCBN_STATUS") == "1"
 _SECONDS = 1.5  # how long a wait may last after Ctrl-C
 _listener: Any = None  # the thread, or the process in which another library listens
 _wakeup = -1  # the descriptor that Python writes to
@@ -134,6 +135,8 @@ def watch_ctrl_c() -> None:
     read, _wakeup = map(_renumbered, os.pipe())
     os.set_blocking(_wakeup, False)
     signal.set_wakeup_fd(_wakeup, warn_on_full_buffer=False)
+    if _SHOWS_STATUS:  # Python reports only signals that have a handler
+        signal.signal(signal.SIGUSR1, lambda *_: None)
     _listener = threading.Thread(
         target=_listen, args=(read,), name="gluon_syncbn-ctrl-c", daemon=True
     )
@@ -173,6 +176,8 @@ def _listen(descriptor):
             numbers = b""
         if not numbers:  # the program has closed the descriptors
             return
+        if _SHOWS_STATUS and signal.SIGUSR1 in numbers:
+            print(load().gluon_syncbn_status(), file=sys.stderr, flush=True)
         if signal.SIGINT not in numbers:
             continue
         position = _position()

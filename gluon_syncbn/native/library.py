@@ -93,6 +93,7 @@ _SIGNATURES = {  # src/c_api/ defines these functions
     "gluon_syncbn_set_timeout": (None, [_double]),
     "gluon_syncbn_timeout": (_double, []),
     "gluon_syncbn_failure": (Text, []),
+    "gluon_syncbn_status": (Text, []),
     "gluon_syncbn_fail_all": (Status, [Text, _int]),
     "gluon_syncbn_reset_all": (Status, []),
     "gluon_syncbn_commit": (Text, []),

@@ -58,7 +58,8 @@ def make_parallel(
         A net that is not yet initialized, or is initialized on `ctx` (with `reset_ctx`,
         on any contexts). A child block called directly runs on one device.
     ctx : list of mxnet.Context
-        Distinct contexts, for example ``[mx.cpu(0), mx.cpu(1)]``.
+        Distinct contexts, for example ``[mx.cpu(0), mx.cpu(1)]``. A single context is
+        also accepted.
     sync_bn : bool, default True
         If True, turn every BatchNorm of `net` into a SyncBatchNorm over `ctx`, in
         place. Layers that are added later are converted in the next training call. If
@@ -111,7 +112,8 @@ def make_parallel(
 
     ``mx.random.seed`` seeds initialization and Dropout on all devices. Inside a
     function passed to ``net.devices.map``, and in the graph of a hybridized parent, the
-    net runs on the device of its argument. Do not train such a parent.
+    net runs on the device of its argument. Do not train a hybridized parent that is
+    not parallel itself.
 
     Examples
     --------

@@ -151,6 +151,12 @@ SYNCBN_EXPORT(const char*, gluon_syncbn_failure) {
   return text.c_str();
 }
 
+SYNCBN_EXPORT(const char*, gluon_syncbn_status) {
+  thread_local std::string text;
+  CatchAll([&] { text = Table::Get().Status(); });
+  return text.c_str();
+}
+
 SYNCBN_EXPORT(int, gluon_syncbn_fail_all, const char* text, int tell_ranks) {
   return CatchAll([&] { Table::Get().Fail(text, tell_ranks != 0); });
 }

@@ -36,7 +36,7 @@ using Message = std::variant<PartMessage, ResultMessage, FailMessage, LeaveMessa
 
 Bytes Encode(const Message& message);
 
-// Throws Error if Encode cannot have made the bytes.
+// Throws Error if the bytes are no encoded message.
 Message Decode(const Bytes& bytes);
 
 // Throws Error if the exchange does not wait for a part of rank `from`. Other values of a part need

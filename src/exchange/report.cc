@@ -1,4 +1,3 @@
-// Each text names the exchange or the layer, and what went wrong.
 #include "exchange/report.h"
 
 #include <algorithm>
@@ -12,7 +11,7 @@ namespace {
 const char kRecover[] =
     " Before the next step call gluon_syncbn.recover(), which waits for the work in flight and "
     "clears the error.";
-const char kHang[] = "\nTo list the usual causes and their cures, run python -m gluon_syncbn hang";
+const char kHang[] = "\nTo list common causes and fixes, run python -m gluon_syncbn hang";
 const char kStartAgain[] = " Start the program again from its checkpoint.";
 
 std::string Ranks(const std::vector<int>& ranks) {
@@ -33,7 +32,7 @@ std::string Text(const Terms& terms, bool of_device) {
 }  // namespace
 
 std::string DevicesMissingReport(const Exchange& exchange, int rank, const std::set<Device>& known,
-                                 double seconds, const std::string& where) {
+                                 double seconds, const std::string* where) {
   std::vector<std::string> arrived, missing;
   for (const auto& [place, part] : exchange.parts) {
     if (place.rank == rank) {
@@ -50,12 +49,12 @@ std::string DevicesMissingReport(const Exchange& exchange, int rank, const std::
   }
   return Concat(exchange.key.Title(), ": waited ", std::setprecision(4), seconds, " s for ",
                 exchange.devices - arrived.size(), " of ", exchange.devices,
-                " devices. Arrived: ", Join(arrived), ". Missing: ", Join(missing), ".", kRecover,
-                where, kHang);
+                " devices. Arrived: ", Join(arrived), ". Missing: ", Join(missing), ".",
+                where == nullptr ? "" : Concat(kRecover, *where, kHang));
 }
 
 std::string RanksMissingReport(const Exchange& exchange, int rank, const std::map<int, Key>& latest,
-                               double seconds, const std::string& where) {
+                               double seconds, const std::string* where) {
   const std::vector<int>& ranks = exchange.signature.ranks;
   const auto own = std::lower_bound(ranks.begin(), ranks.end(), rank);
   int known = 1;  // this rank, and the ranks that send through it
@@ -76,7 +75,7 @@ std::string RanksMissingReport(const Exchange& exchange, int rank, const std::ma
   return Concat(exchange.key.Title(), ": waited ", std::setprecision(4), seconds, " s for ",
                 exchange.sent ? 1 : known - arrived.size(), " of ", ranks.size(),
                 " processes. Arrived: ", Ranks(arrived), ". Missing: ", Join(missing, "; "), ".",
-                kStartAgain, where, kHang);
+                where == nullptr ? "" : Concat(kStartAgain, *where, kHang));
 }
 
 std::string DisagreementReport(const Key& key, const Terms& a, const Terms& b) {

@@ -1,4 +1,4 @@
-// The error texts of exchanges. `where` is the text of WhereProgramStands (core/program.h).
+// The error texts of exchanges.
 #pragma once
 #include <map>
 #include <set>
@@ -11,13 +11,14 @@ namespace syncbn {
 
 inline constexpr char kShutdown[] = "gluon_syncbn.distributed.shutdown()";
 
-// The error of a wait for devices of this process. `known` may lack devices of the layer.
+// The error of a wait for devices of this process. `known` may lack devices of the layer. `where`
+// is the text of WhereProgramStands (core/program.h), or null for a status: then no advice follows.
 std::string DevicesMissingReport(const Exchange& exchange, int rank, const std::set<Device>& known,
-                                 double seconds, const std::string& where);
+                                 double seconds, const std::string* where);
 
 // The error of a wait for other ranks; `latest` has the key of each rank's latest part.
 std::string RanksMissingReport(const Exchange& exchange, int rank, const std::map<int, Key>& latest,
-                               double seconds, const std::string& where);
+                               double seconds, const std::string* where);
 
 // A device or child rank (Place in exchange.h), and its values that must be equal at all places.
 struct Terms {

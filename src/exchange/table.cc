@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <iomanip>
 
 #include "core/error.h"
 #include "core/program.h"
@@ -182,7 +183,8 @@ bool Table::IsOver(Lock* lock, const Waiting& waiting, Time now) {
   const std::string where = WhereProgramStands();
   lock->lock();
   if (!is_late(gives_notice ? waiting.start + kNotice : waiting.deadline)) return exchange.over;
-  const std::string text = MissingReport(waiting, ToSeconds(now - waiting.start), where);
+  const std::string text =
+      MissingReport(exchange, waiting.expected, ToSeconds(now - waiting.start), &where);
   if (gives_notice) {
     notice_given_ = true;
     std::fprintf(stderr, "gluon_syncbn raises this error after %g s:\n%s\n",
@@ -206,19 +208,17 @@ Duration Table::Patience(const Exchange& exchange) const {
   return std::chrono::seconds(is_known ? 0 : position.height - 1 - position.depth);
 }
 
-std::string Table::MissingReport(const Waiting& waiting, double seconds,
-                                 const std::string& where) const {
-  const Exchange& exchange = *waiting.exchange;
+std::string Table::MissingReport(const Exchange& exchange, const std::set<Device>* expected,
+                                 double seconds, const std::string* where) const {
   if (!exchange.AllDevicesAreHere()) {
-    const bool knows_all =
-        waiting.expected != nullptr && waiting.expected->size() == exchange.devices;
+    const bool knows_all = expected != nullptr && expected->size() == exchange.devices;
     for (const auto& [place, part] : exchange.parts) {
-      if (knows_all && place.rank == peers_.rank() && !waiting.expected->count(place.device)) {
-        return TooManyDevicesReport(exchange.members->layer, place.device, *waiting.expected,
+      if (knows_all && place.rank == peers_.rank() && !expected->count(place.device)) {
+        return TooManyDevicesReport(exchange.members->layer, place.device, *expected,
                                     exchange.devices);
       }
     }
-    const std::set<Device> known = knows_all ? *waiting.expected : exchange.members->devices;
+    const std::set<Device> known = knows_all ? *expected : exchange.members->devices;
     return DevicesMissingReport(exchange, peers_.rank(), known, seconds, where);
   }
   return RanksMissingReport(exchange, peers_.rank(), latest_, seconds, where);
@@ -304,6 +304,13 @@ void Table::Finish(const Shared& exchange, Numbers result) {
 }
 
 void Table::End(const Shared& exchange, const std::string& error) {
+  if (keeps_history_ && exchange->members != nullptr) {
+    std::vector<std::string>& latest = history_[exchange->key.layer];
+    latest.push_back(Concat(exchange->key.phase == Phase::kForward ? "forward " : "backward ",
+                            exchange->key.call, " took ", std::setprecision(2),
+                            ToSeconds(Clock::now() - exchange->start), " s"));
+    if (latest.size() > 10) latest.erase(latest.begin());
+  }
   exchange->error = error;
   exchange->over = true;
   exchange->changed.notify_all();
@@ -335,6 +342,19 @@ double Table::LongestWait() {
     if (exchange->arrived > 0) longest = std::max(longest, Clock::now() - exchange->start);
   }
   return failure_.empty() ? ToSeconds(longest) : 0;
+}
+
+std::string Table::Status() {
+  const std::string where = WhereProgramStands();
+  Lock lock(mutex_);
+  std::string text = Concat("gluon_syncbn: pending exchanges: ", exchanges_.size());
+  for (const auto& [key, exchange] : exchanges_) {
+    const double seconds = ToSeconds(Clock::now() - exchange->start);
+    text += "\n" + (exchange->arrived > 0 ? MissingReport(*exchange, nullptr, seconds, nullptr)
+                                          : key.Title() + ": other ranks wait for this one.");
+  }
+  for (const auto& [layer, latest] : history_) text += Concat("\n", layer, ": ", Join(latest));
+  return text + where;
 }
 
 }  // namespace syncbn

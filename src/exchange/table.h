@@ -12,6 +12,7 @@
 //   num_devices devices have called it and none of them waits. Later calls on them are errors.
 #pragma once
 #include <atomic>
+#include <cstdlib>
 #include <functional>
 #include <map>
 #include <memory>
@@ -111,6 +112,9 @@ class Table {
   // Returns the seconds since the first device arrived at the oldest pending exchange, or 0 if
   // there is none or after a failure.
   double LongestWait();
+  // Returns what is pending and who is missing. With GLUON_SYNCBN_STATUS=1 in the environment, also
+  // the latest ten exchanges of each layer.
+  std::string Status();
 
   // Fails all exchanges until Reset with the error `text`. Has no effect in a process that has no
   // layers and is not connected. Other ranks receive the text if a device here waits for them, or
@@ -152,7 +156,8 @@ class Table {
   Ticket Enter(const Contribution& own, const Key& key);
   Shared Find(const Key& key, const Terms& terms);
   Duration Patience(const Exchange& exchange) const;
-  std::string MissingReport(const Waiting& waiting, double seconds, const std::string& where) const;
+  std::string MissingReport(const Exchange& exchange, const std::set<Device>* expected,
+                            double seconds, const std::string* where) const;
 
   void Handle(int from, Message&& message);
   void Advance(const Shared& exchange);
@@ -167,6 +172,8 @@ class Table {
   const int arity_;
   std::map<int, Key> latest_;  // {rank: key of the exchange to which it last contributed}
   bool notice_given_ = false;  // a warning about a long wait has been printed
+  const bool keeps_history_ = std::getenv("GLUON_SYNCBN_STATUS") != nullptr;
+  std::map<std::string, std::vector<std::string>> history_;  // {layer: texts}
 };
 
 // The default timeout in seconds, longer than slow first steps (autotuning, a busy machine).

@@ -46,6 +46,12 @@ def test_several_processes_learn_digits(tmp_path):
     assert (tmp_path / "digits.params").exists()
 
 
+@needs_mpi
+def test_without_mpirun_a_warning_says_that_the_process_trains_alone():
+    output = run("several_processes", "--epochs", 1)
+    assert output.count("UserWarning: this process trains alone") == 1
+
+
 def test_what_is_deployed_needs_no_gluon_syncbn(tmp_path, monkeypatch):
     folder = tmp_path / "new" / "folder"
     assert max(differences(run("deploy", folder))) < 1e-5
