@@ -1,13 +1,12 @@
 // Ranks of a program in one process. A rank is a Table (exchange/table.h), and a Network stores the
 // messages. Each device has a thread, or one thread runs all ranks in simulated time.
 #pragma once
-#include <algorithm>
 #include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <random>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -23,7 +22,6 @@ struct Network {
   }
 
   std::mutex mutex;
-  std::mt19937* random = nullptr;
   std::vector<std::deque<std::pair<int, syncbn::Bytes>>> queues;  // one for each receiver
 };
 
@@ -36,18 +34,12 @@ class LocalTransport : public syncbn::Transport {
   void Send(int to, syncbn::Bytes message) override {
     network_->Send(rank_, to, std::move(message));
   }
-  // Messages of one sender stay in order. If `random` is set, messages of different senders arrive
-  // in any order, and some messages are late.
   bool Receive(int* from, syncbn::Bytes* message) override {
     std::lock_guard<std::mutex> lock(network_->mutex);
     auto& queue = network_->queues.at(static_cast<size_t>(rank_));
-    std::mt19937* const random = network_->random;
-    if (queue.empty() || (random != nullptr && (*random)() % 8 == 0)) return false;
-    *from = queue[random == nullptr ? 0 : (*random)() % queue.size()].first;
-    const auto next = std::find_if(queue.begin(), queue.end(),
-                                   [&](const auto& entry) { return entry.first == *from; });
-    *message = std::move(next->second);
-    queue.erase(next);
+    if (queue.empty()) return false;
+    std::tie(*from, *message) = std::move(queue.front());
+    queue.pop_front();
     return true;
   }
   bool Busy() const override { return false; }
@@ -76,7 +68,6 @@ class Rank : public syncbn::Table {
     network->Send(from, number, bytes);
     return Failure();
   }
-  bool AllHaveLeft() const { return peers_.AllHaveLeft(); }
   size_t InFlight() const { return exchanges_.size(); }
 
   const int number;

@@ -34,6 +34,7 @@ struct Call {
   int layer = 0;
   std::vector<int> ranks{};  // empty for all
   int channels = 1;
+  int ticket = 0;  // a forward call has the ticket of its backward call
 };
 
 // A device's calls, in order. They begin when the actors of earlier stages of this rank are over.
@@ -137,7 +138,6 @@ struct State {
   size_t next = 0;  // the number of the next call
   bool waits = false, over = false;
   syncbn::Waiting waiting{};
-  std::array<Ticket, 2> tickets{};
   std::vector<Numbers> results{};
   std::string error{};
 };
@@ -201,9 +201,9 @@ class Run {
     std::ostringstream text;
     text << fault_done_ << recovered_ << told_;
     for (const State& state : states_) {
-      text << ';' << state.next << state.waits << state.over << state.error.size() << ':'
-           << state.tickets[0].number << ',' << state.tickets[1].number;
+      text << ';' << state.next << state.waits << state.over << state.error.size();
     }
+    for (const auto& [place, ticket] : tickets_) text << ':' << ticket.number;
     for (const auto& rank : ranks_) rank->Describe(&text);
     for (const auto& receiver : queues_) {
       for (const auto& queue : receiver) {
@@ -228,7 +228,7 @@ class Run {
       const State& state = states_[actor];
       const bool may_fail = !well && !recovered_;
       if (!may_fail && !state.error.empty()) return "an error without a fault: " + state.error;
-      const std::string wrong = CheckResults(actor, known);
+      const std::string wrong = CheckResults(actor, known) + CheckError(actor);
       if (!wrong.empty()) return wrong;
     }
     for (int rank = 0; rank < program_.Ranks(); ++rank) {
@@ -323,7 +323,9 @@ class Run {
     own.shared_name = is_named ? "named" : rank.layers[call.layer].layer;
     own.timeout_seconds = 1;
     try {
-      state.waiting = rank.Arrive(std::move(own), &state.tickets[call.layer], now_);
+      const Actor& of = Of(actor);
+      Ticket& ticket = tickets_[{of.rank, of.device, call.layer, call.ticket}];
+      state.waiting = rank.Arrive(std::move(own), &ticket, now_);
       state.waits = true;
     } catch (const syncbn::Error& error) {
       state.error = error.what();
@@ -336,7 +338,7 @@ class Run {
     const double place = 10 * Of(actor).rank + Of(actor).device + 1;
     const double number = 1 / (3 * place + static_cast<double>(call));
     if (Of(actor).calls[call].phase == Phase::kCall) return Numbers(Of(actor).rank + 1, place);
-    return {number, place};
+    return {number, place + 1000 * Of(actor).calls[call].ticket};
   }
 
   void DoFault(const Action& action) {
@@ -367,6 +369,7 @@ class Run {
     recovered_ = true;
     ranks_[0]->Reset();
     for (State& state : states_) state = State();
+    tickets_.clear();
   }
 
   // Continues the devices whose exchange is over.
@@ -383,7 +386,10 @@ class Run {
   }
 
   void PassTime() {
-    for (int step = 0; step < 80 && AnyWaits(); ++step) {
+    int height = 0;  // of the tree of ranks; a wait has the timeout of 1 s and its patience
+    for (int width = 1; width < program_.Ranks(); width *= program_.arity) ++height;
+    const int most = 12 + 22 * height;
+    for (int step = 0; step < most && AnyWaits(); ++step) {
       now_ += std::chrono::milliseconds(100);
       for (int actor = 0; actor < Actors(); ++actor) {
         const int rank = Of(actor).rank;
@@ -408,9 +414,8 @@ class Run {
     const std::vector<Call>& calls = Of(actor).calls;
     for (size_t k = 0; k < states_[actor].results.size(); ++k) {
       const Numbers& result = states_[actor].results[k];
-      const std::string name = std::to_string(calls[k].layer) + "/" +
-                               std::to_string(static_cast<int>(calls[k].phase)) + "/" +
-                               std::to_string(Of(actor).stage);
+      const std::string name = syncbn::Concat(calls[k].layer, "/", static_cast<int>(calls[k].phase),
+                                              "/", Of(actor).stage, "/", calls[k].ticket);
       const auto [entry, is_new] = known->emplace(std::pair(name, k), result);
       if (entry->second != result) return "devices or runs have different bits";
       if (!is_new) continue;
@@ -420,7 +425,8 @@ class Run {
         const std::vector<int>& group = calls[k].ranks;
         const bool is_in = group.empty() || std::count(group.begin(), group.end(), Of(other).rank);
         if (!is_in || Of(other).stage != Of(actor).stage || Of(other).calls.size() <= k ||
-            Of(other).calls[k].layer != calls[k].layer) {
+            Of(other).calls[k].layer != calls[k].layer ||
+            Of(other).calls[k].ticket != calls[k].ticket) {
           continue;
         }
         const Numbers own = NumbersOf(other, k);
@@ -432,6 +438,19 @@ class Run {
       if (!is_right) return "a result is wrong";
     }
     return "";
+  }
+
+  // The error on another rank must describe the action of the culprit.
+  std::string CheckError(int actor) const {
+    const std::string& error = states_[actor].error;
+    const std::string culprit = "rank " + std::to_string(program_.culprit);
+    const std::map<Fault, std::string> words{{Fault::kTells, "the ship sinks"},
+                                             {Fault::kStops, culprit + ", which "},
+                                             {Fault::kLeaves, culprit + " has left"},
+                                             {Fault::kDisagrees, "processes disagree: rank "}};
+    const auto found = words.find(program_.fault);
+    if (error.empty() || Of(actor).rank == program_.culprit || found == words.end()) return "";
+    return error.find(found->second) != std::string::npos ? "" : "an error is wrong: " + error;
   }
 
   // Makes all ranks leave and close, in simulated time.
@@ -460,6 +479,7 @@ class Run {
   Queues queues_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::vector<State> states_;
+  std::map<std::array<int, 4>, Ticket> tickets_;  // of a rank, device, layer and call
   Time now_{std::chrono::hours(1)};
   bool fault_done_ = false, recovered_ = false;
   bool told_ = false;  // the fault happened while other ranks were awaited

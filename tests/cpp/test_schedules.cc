@@ -2,9 +2,12 @@
 //
 // One mutex guards a Table, so all that happens to some ranks is a sequence of actions
 // (schedule.h). For small programs the test runs all sequences. It repeats a sequence from the
-// start with another last action, and skips states that it has seen before.
+// start with another last action, and skips states that it has seen before. Larger programs are
+// random, and have one random sequence each.
+#include <algorithm>
 #include <functional>
 #include <map>
+#include <random>
 #include <set>
 #include <sstream>
 #include <string>
@@ -149,6 +152,62 @@ TEST(RanksThatDisagree) {
       "a rank disagrees", {1, 1, 1}, {{0, 0, {kF, kB}}, {1, 0, {kF, kB}}, {2, 0, {kF, other}}}};
   program.fault = Fault::kDisagrees;
   Explore(program);
+}
+
+// ---- random runs -------------------------------------------------------------------------------
+
+// All devices call a layer twice in each step, and the devices of a group of ranks also call
+// another layer. Backward comes in any order.
+Program RandomProgram(int seed, std::mt19937* random) {
+  const auto below = [&](int size) { return static_cast<int>((*random)() % size); };
+  Program program{syncbn::Concat("random program ", seed), {}, {}};
+  program.fault = static_cast<Fault>(seed % (static_cast<int>(Fault::kDisagrees) + 1));
+  if (program.fault == Fault::kRecovers) program.fault = Fault::kNone;  // only in one process
+  const int ranks = (program.fault == Fault::kNone ? 1 : 2) + below(13);
+  program.arity = 2 + below(3);
+  program.culprit = below(ranks);
+  program.participants.resize(4);
+  std::vector<int> group;
+  for (int rank = 0; rank < ranks; ++rank) {
+    program.devices.push_back(1 + below(3));
+    if (below(3) > 0) group.push_back(rank);
+  }
+  // A device would wait in vain for another device of its rank, which has left.
+  if (group.size() == 1 && program.fault == Fault::kLeaves) group.clear();
+  for (int rank = 0; rank < ranks; ++rank) {
+    const bool is_in_group = std::binary_search(group.begin(), group.end(), rank);
+    const bool disagrees = program.fault == Fault::kDisagrees && rank == program.culprit;
+    for (int device = 0; device < program.devices[rank]; ++device) {
+      for (int stage = 0; stage < 4; ++stage) {
+        const Phase phase = stage % 2 == 0 ? Phase::kForward : Phase::kBackward;
+        const Call first{phase, 0, {}, disagrees && stage == 3 ? 2 : 1}, second{phase, 0, {}, 1, 1};
+        if (phase == Phase::kForward) {
+          program.actors.push_back({rank, device, {first, second}, stage});
+        } else {
+          program.actors.push_back({rank, device, {first}, stage});
+          program.actors.push_back({rank, device, {second}, stage});
+        }
+        if (is_in_group) program.actors.push_back({rank, device, {{phase, 1, group}}, stage});
+      }
+    }
+  }
+  return program;
+}
+
+TEST(RandomSchedules) {
+  const int programs = check::Rounds(3000, 300);
+  for (int seed = 0; seed < programs && check::failures == 0; ++seed) {
+    std::mt19937 random(seed);
+    const Program program = RandomProgram(seed, &random);
+    Run run(program);
+    for (auto next = run.Next(); !next.empty(); next = run.Next()) {
+      run.Do(next[random() % next.size()]);
+    }
+    std::map<std::pair<std::string, size_t>, Numbers> known;
+    const std::string wrong = run.Check(&known);
+    CHECK(wrong.empty(), program.name, " fault ", static_cast<int>(program.fault), " of rank ",
+          program.culprit, " of ", program.Ranks(), ": ", wrong);
+  }
 }
 
 }  // namespace
