@@ -27,6 +27,7 @@ from support.helpers import (
     Loop,
     cpus,
     differentiate,
+    ready,
     repetitions,
     set_mode,
     whole,
@@ -263,15 +264,13 @@ def test_a_copy_of_a_net_in_a_plain_loop_has_parameters_of_its_own():
     net, x = allow_plain_loop(nn.Dense(1, in_units=2)), nd.ones((1, 2))
     net.initialize(mx.init.One(), ctx=cpus(2))
     net(x)
-    twin = copy.deepcopy(net)
-    twin.initialize(mx.init.Zero(), force_reinit=True)
+    twin = ready(copy.deepcopy(net), mx.init.Zero(), force_reinit=True)
     assert net(x).asnumpy() == 2 and twin(x).asnumpy() == 0
 
 
 def test_a_plain_loop_goes_on_after_the_net_has_moved():
     """The net is called twice on each context. No call cancels pending work."""
-    net = allow_plain_loop(nn.Dense(1, in_units=2))
-    net.initialize(ctx=cpus(2))
+    net = ready(allow_plain_loop(nn.Dense(1, in_units=2)), ctx=cpus(2))
     number = failures.latest_recovery[0]
     for contexts in cpus(2), cpus(1):
         move(net, contexts)

@@ -22,7 +22,7 @@ import pytest
 from mxnet import autograd
 from mxnet.gluon import SymbolBlock, nn
 from support.blocks import gluon_1_only, move
-from support.helpers import cpus, queue_step, run_python, set_mode
+from support.helpers import cpus, queue_step, ready, run_python, set_mode
 from support.mistakes import (
     X,
     assert_trains,
@@ -113,8 +113,7 @@ def test_another_number_of_devices_than_contexts(count, facts, devices):
 @gluon_1_only("blocks of Gluon 2 take no symbols")
 def test_traced_before_initialization_without_num_devices():
     symbol = SyncBatchNorm(in_channels=3, prefix="norm_")(mx.sym.var("data"))
-    net = SymbolBlock(symbol, mx.sym.var("data"))
-    net.initialize()
+    net = ready(SymbolBlock(symbol, mx.sym.var("data")))
     with autograd.train_mode():
         text = failure_of(net(nd.array(X)).asnumpy)
     assert "num_devices=None" in text and "give num_devices" in text
@@ -135,11 +134,11 @@ def test_backward_of_a_failed_forward_does_not_crash(make_devices):
 
 NAIVE = """
 import gluon_syncbn, mxnet as mx
+from support.helpers import ready
 from support.nd import nd
 for count in 1, 2:
     contexts = [mx.cpu(i) for i in range(count)]
-    layer = gluon_syncbn.SyncBatchNorm(num_devices=count)
-    layer.initialize(ctx=contexts)
+    layer = ready(gluon_syncbn.SyncBatchNorm(num_devices=count), ctx=contexts)
     x = [nd.arange(6, ctx=c).reshape((3, 2)) for c in contexts]
     with mx.autograd.train_mode():
         ys = gluon_syncbn.Devices(contexts).map(layer, x)

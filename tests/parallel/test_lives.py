@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 )
 from support.blocks import gluon_1_only
 from support.helpers import MODES, cpus
-from support.lives import CALLS, GRADIENTS, LOSSES, WRITES, Life
+from support.lives import CALLS, GRADIENTS, LOSSES, STEPS, WRITES, Life
 from support.nets import assert_same
 
 COUNT = int(os.environ.get("GLUON_SYNCBN_LIVES", "100"))
@@ -83,19 +83,25 @@ class Lives(RuleBasedStateMachine):
         rows=rows,
         inputs=one_of([None, "write", "add"]),
         gradients=one_of(GRADIENTS),
+        step=one_of(STEPS),
         has_two_scopes=flag,
         trains=one_of([True, True, False]),
-        steps=one_of([True, True, False]),
         looks=flag,
     )
-    def train(self, call, loss, rows, inputs, gradients, **flags):
+    def train(self, call, loss, rows, inputs, gradients, step, **flags):
         if self.many.updates_in_backward():
             call, flags["has_two_scopes"] = "once", False
-        self.both("train", call, loss, rows, inputs, gradients, *flags.values())
+        loss = "penalty" if call == "nothing" else loss
+        self.both("train", call, loss, rows, inputs, gradients, step, *flags.values())
 
     @rule(rows=rows, count=st.integers(1, 3))
     def predict(self, rows, count):
         self.both("predict", rows, count)
+
+    @precondition(lambda lives: lives.many.may_map())
+    @rule(trains=flag)
+    def map(self, trains):
+        self.both("map", trains)
 
     @precondition(lambda lives: not lives.many.updates_in_backward())
     @rule(rows=rows)

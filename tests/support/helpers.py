@@ -11,6 +11,7 @@ import time
 from ctypes import CFUNCTYPE, c_void_p, cast, py_object
 from pathlib import Path
 
+from gluon_syncbn import SyncBatchNorm
 from gluon_syncbn.mxnet_private.arrays import push
 
 import mxnet as mx
@@ -88,6 +89,32 @@ def queue_step(devices, net, shards, dys):
         return y
 
     return devices.map(step, shards, dys)
+
+
+def ready(block, *arguments, **options):
+    """Initialize a block; return it."""
+    block.initialize(*arguments, **options)
+    return block
+
+
+def step_of_layer(x, dy, train_mode=True, axis=1, reads_y=False, **options):
+    """Return y, dx and dgamma of a new SyncBatchNorm, for NDArrays or NumPy arrays.
+
+    Reading y between forward and backward makes it row-major.
+    """
+    options = {"axis": axis, "in_channels": x.shape[axis], **options}
+    layer = SyncBatchNorm(num_devices=1, **options)
+    layer.cast(str(np.dtype(x.dtype)))
+    layer.initialize()
+    if isinstance(x, np.ndarray):
+        x, dy = (nd.array(a, dtype=str(x.dtype)) for a in (x, dy))
+    x.attach_grad()
+    with autograd.record(train_mode):
+        y = layer(x)
+    if reads_y:
+        y.asnumpy()
+    y.backward(dy)
+    return [array.asnumpy() for array in (y, x.grad, layer.gamma.grad())]
 
 
 def differentiate(function, *arguments):
