@@ -1,5 +1,4 @@
-// Checks for the native tests. A failed check fails the program, and the first 20 failed checks
-// print their lines. Several threads may check at once.
+// Checks for the native tests, also in several threads at once.
 #pragma once
 #include <atomic>
 #include <cstdlib>

@@ -1,7 +1,5 @@
-// Random data for the tests of kernels, and the expected results in long double with tolerances.
-//
-// Tolerances are error bounds. Each rounding adds at most the unit roundoff (eps) of the kernels'
-// arithmetic times the sizes of the summed terms.
+// Random data for the tests of kernels, and expected results with error bounds: each rounding adds
+// at most the unit roundoff (eps) of the kernels' arithmetic times the sizes of the summed terms.
 #pragma once
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,5 @@
-// Compares a layer whose devices all compute on one GPU with a layer on as many CPU devices. ctest
-// runs this test on the emulated GPU, and scripts/check_gpu.sh on a GPU. The emulated GPU can make
-// calls fail, so there the test also checks the state after failed calls, and allocations.
+// Compares a layer whose devices all compute on one GPU with a layer on as many CPU devices. On the
+// emulated GPU it also checks allocations, and the state after calls that fail.
 #include <memory>
 #include <string>
 #include <utility>

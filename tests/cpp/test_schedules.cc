@@ -1,9 +1,6 @@
-// Tests exchange/table.h in every order in which its calls can follow each other.
-//
-// One mutex guards a Table, so all that happens to some ranks is a sequence of actions
-// (schedule.h). For small programs the test runs all sequences. It repeats a sequence from the
-// start with another last action, and skips states that it has seen before. Larger programs are
-// random, and have one random sequence each.
+// Tests exchange/table.h in every order of its calls. One mutex guards a Table, so a run is a
+// sequence of actions (schedule.h): all sequences of small programs, skipping states that were seen
+// before, and a random one of each larger program.
 #include <algorithm>
 #include <functional>
 #include <map>

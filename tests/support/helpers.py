@@ -1,7 +1,4 @@
-"""Graph modes, training, comparison and subprocesses for all tests.
-
-All tolerances come from reference.py.
-"""
+"""Graph modes, training, comparisons and subprocesses for all tests."""
 
 import json
 import os
@@ -98,10 +95,7 @@ def ready(block, *arguments, **options):
 
 
 def step_of_layer(x, dy, train_mode=True, axis=1, reads_y=False, **options):
-    """Return y, dx and dgamma of a new SyncBatchNorm, for NDArrays or NumPy arrays.
-
-    Reading y between forward and backward makes it row-major.
-    """
+    """Return y, dx and dgamma of a new SyncBatchNorm, for NDArrays or NumPy arrays."""
     options = {"axis": axis, "in_channels": x.shape[axis], **options}
     layer = SyncBatchNorm(num_devices=1, **options)
     layer.cast(str(np.dtype(x.dtype)))
@@ -112,7 +106,7 @@ def step_of_layer(x, dy, train_mode=True, axis=1, reads_y=False, **options):
     with autograd.record(train_mode):
         y = layer(x)
     if reads_y:
-        y.asnumpy()
+        y.asnumpy()  # makes y row-major
     y.backward(dy)
     return [array.asnumpy() for array in (y, x.grad, layer.gamma.grad())]
 
@@ -189,10 +183,7 @@ def _write_two(_, array):
 
 
 def queue_hidden_write(array):
-    """Queue work that is declared to only read an array, but writes 2 to the array.
-
-    oneDNN's convolution can also write to its weight, which is declared as only read.
-    """
+    """Queue a write of 2 that is declared as a read, as oneDNN writes to weights."""
     _kept.append(array)
     push(_write_two, id(array), array.context, [array])
 

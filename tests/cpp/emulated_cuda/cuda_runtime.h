@@ -1,9 +1,5 @@
-// Emulates the part of CUDA that kernels and backend need to run as C++ on a CPU: thread indices,
-// barriers, shared memory, and a runtime whose device memory is host memory. It models neither
-// speed nor memory ordering.
-//
-// The threads of a block are fibers of the calling thread (fibers.cc) and run until they wait.
-// Blocks run one after the other, so `__shared__` is a static variable of the calling thread.
+// Emulates the part of CUDA that kernels and backend need to run as C++ on a CPU. The threads of a
+// block are fibers of the calling thread (fibers.cc), and blocks run one after the other.
 #pragma once
 #include <atomic>
 #include <cstddef>

@@ -1,8 +1,5 @@
-// The threads of an emulated block are fibers, which run in turn from barrier to barrier. A fiber
-// is reused for the thread with the same index in the next block.
-//
-// The compiler's setjmp and longjmp switch fibers, because they are fast: swapcontext makes a
-// system call each time, and the C library's setjmp and longjmp look for cleanup handlers.
+// The threads of an emulated block are fibers, which run in turn from barrier to barrier. The
+// compiler's setjmp and longjmp switch them, because swapcontext makes a system call each time.
 #include <ucontext.h>
 
 #include <memory>
