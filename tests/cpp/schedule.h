@@ -280,9 +280,17 @@ class Run {
     const auto is_earlier = [&](int other) {
       return Of(other).stage < Of(actor).stage && !states_[other].over;
     };
+    // Forward calls of a layer come in the same order on all devices.
+    const auto comes_first = [&](int other) {
+      const Actor &own = Of(actor), &before = Of(other);
+      const bool same = own.device == before.device && own.stage == before.stage &&
+                        own.calls[0].layer == before.calls[0].layer;
+      return same && other < actor && own.calls[0].phase == Phase::kForward &&
+             states_[other].next == 0 && !states_[other].waits && !states_[other].over;
+    };
     const State& state = states_[actor];
     return !state.waits && !state.over && !IsStopped(Of(actor).rank) &&
-           !Any(Of(actor).rank, is_earlier);
+           !Any(Of(actor).rank, is_earlier) && !Any(Of(actor).rank, comes_first);
   }
 
   void AddFaults(std::vector<Action>* actions) const {

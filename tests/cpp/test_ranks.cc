@@ -178,6 +178,9 @@ TEST(GroupsThatDiffer) {
   CHECK_EQ(receiver.Handle(1, Encode(PartOf({0, 1}))), "");
   CheckHas(receiver.Handle(2, Encode(PartOf({}))),
            "rank 2 synchronizes ranks 0, 1, 2, 3, but rank 0 has completed this call");
+  Rank waiting = RankOf(0);
+  Begin(&waiting, {0, 1, 2});
+  CheckHas(waiting.Handle(1, Encode(PartOf({}))), "processes disagree: rank ");
 }
 
 TEST(TimeoutErrorsNameTheSubtree) {

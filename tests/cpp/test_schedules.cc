@@ -177,12 +177,9 @@ Program RandomProgram(int seed, std::mt19937* random) {
     for (int device = 0; device < program.devices[rank]; ++device) {
       for (int stage = 0; stage < 4; ++stage) {
         const Phase phase = stage % 2 == 0 ? Phase::kForward : Phase::kBackward;
-        const Call first{phase, 0, {}, disagrees && stage == 3 ? 2 : 1}, second{phase, 0, {}, 1, 1};
-        if (phase == Phase::kForward) {
-          program.actors.push_back({rank, device, {first, second}, stage});
-        } else {
-          program.actors.push_back({rank, device, {first}, stage});
-          program.actors.push_back({rank, device, {second}, stage});
+        const int channels = disagrees && stage == 3 ? 2 : 1;
+        for (const int ticket : {0, 1}) {
+          program.actors.push_back({rank, device, {{phase, 0, {}, channels, ticket}}, stage});
         }
         if (is_in_group) program.actors.push_back({rank, device, {{phase, 1, group}}, stage});
       }

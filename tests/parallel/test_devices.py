@@ -23,25 +23,9 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from support.blocks import Double, in_threads, move
-from support.helpers import (
-    Loop,
-    cpus,
-    differentiate,
-    ready,
-    repetitions,
-    set_mode,
-    whole,
-)
+from support.helpers import Loop, cpus, ready, repetitions, set_mode, whole
 from support.nd import nd
-from support.nets import (
-    Normalized,
-    column,
-    one_weight,
-    started,
-    state_of,
-    train,
-    weight_gradient,
-)
+from support.nets import Normalized, started, state_of, train
 
 REPEAT = repetitions()
 
@@ -203,18 +187,6 @@ def test_maps_inside_of_maps(make_devices):
     with pytest.raises(ZeroDivisionError):
         devices.map(lambda: turned.map(lambda: devices.map(lambda: 1 / 0)))
     assert contexts_of_calls(devices, turned) == turned.contexts * 2
-
-
-def test_a_parallel_net_gets_shards_inside_of_the_map_of_its_devices(devices):
-    """Splitting is not recorded, so the batch gets no gradient."""
-    net, x = one_weight(devices.contexts, 3.0), column(1, 2)
-    differentiate(net, x)  # sums gradients over devices, but the map below must not
-    x.attach_grad()
-    with autograd.record():
-        totals = devices.map(lambda x: net(x).sum(), devices.split(x))
-    assert [y.context for y in totals] == devices.contexts
-    devices.map(lambda y: y.backward(), totals)
-    assert weight_gradient(net) == 3 and (x.grad.asnumpy() == 0).all()
 
 
 @pytest.mark.timeout(60)

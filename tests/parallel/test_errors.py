@@ -1,8 +1,4 @@
-"""Errors in training with a layer on several devices, and the steps after them.
-
-Most tests make a mistake, check the facts in its error, and compare the next step with
-the oracle.
-"""
+"""Errors in training with a layer on several devices, and right steps after them."""
 
 import ctypes
 import inspect
@@ -20,9 +16,9 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd
-from mxnet.gluon import SymbolBlock, nn
-from support.blocks import gluon_1_only, move
-from support.helpers import cpus, queue_step, ready, run_python, set_mode
+from mxnet.gluon import SymbolBlock
+from support.blocks import gluon_1_only
+from support.helpers import cpus, differentiate, queue_step, ready, run_python, set_mode
 from support.mistakes import (
     X,
     assert_trains,
@@ -153,19 +149,6 @@ def test_naive_engine_runs_one_device_and_refuses_two():
     assert "num_devices=2" in result.stderr
 
 
-def test_net_moves_to_other_contexts(make_devices):
-    devices = make_devices(2)
-    net = nn.HybridSequential()
-    net.add(make_layer(devices.contexts))
-    net.hybridize(static_alloc=True, static_shape=True)
-    for first in 0, 2, 4:
-        moved = make_devices(2, first)
-        move(net, moved.contexts)
-        net.hybridize()
-        for _ in range(3):
-            assert_trains(moved, net)
-
-
 @contextmanager
 def busy_worker(context):
     """Block the engine thread (worker) of a CPU context during the `with` block."""
@@ -230,9 +213,7 @@ def test_recovery_after_mxnet_mixed_up_two_errors():
     x.attach_grad()
     layer, fails = make_layer(contexts, num_devices=2), Fails()
     good, other = (nd.ones((2, 3), ctx=context) for context in contexts)
-    with autograd.record():
-        y = fails(x)
-    y.backward()
+    differentiate(fails, x)
     assert fails.began.wait(60)
     with busy_worker(mx.cpu(5)):
         fails.go_on.set()

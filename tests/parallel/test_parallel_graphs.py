@@ -41,25 +41,6 @@ from support.nets import (
 )
 
 
-def test_calls_of_two_scopes(devices):
-    net, other = one_weight(devices.contexts), nd.ones(1)
-    other.attach_grad()
-    with autograd.record():
-        first = net(column(1, 2)).sum()
-        beside = other * 3
-    with autograd.record():
-        second = net(column(5, 6)).sum()
-        second.backward(retain_graph=True)  # inside of the scope
-    beside.backward()  # `beside` does not depend on the net
-    assert weight_gradient(net) == 11
-    for grad in net.weight.list_grad():
-        grad[:] = 0
-    second.backward()
-    assert weight_gradient(net) == 11
-    first.backward()
-    assert weight_gradient(net) == 3 and other.grad.asnumpy() == 3
-
-
 @gluon_1_only("all parameters of Gluon 2 are dense")
 def test_sparse_parameters(devices):
     """One of the parameters is not used."""

@@ -87,11 +87,10 @@ def test_layers_that_were_reverted_are_converted_by_the_next_training_call():
 
 
 @gluon_1_only("nets of Gluon 2 hold weak references, which are not copied")
-@pytest.mark.parametrize("copied", [copy.deepcopy, "pickle"])
-def test_copies_are_parallel_nets_of_their_own(copied):
+def test_a_pickled_net_is_a_parallel_net_of_its_own():
     plain, net = started(Normalized(), None), started(Normalized(), cpus(2))
     net(array(X))
-    twin = pickle.loads(pickle.dumps(net)) if copied == "pickle" else copied(net)
+    twin = pickle.loads(pickle.dumps(net))
     assert twin.forward.net is twin and twin.devices is not net.devices
     for each in net, twin:
         set_mode(each, "hybridize")

@@ -1,8 +1,4 @@
-"""A process forks and exits without a hang while operators of the layer are pending.
-
-MXNet's handlers of forks and exits stop the threads of custom operators, and then wait
-for the operators that these threads should have run.
-"""
+"""A process forks and exits without a hang while operators of the layer are pending."""
 
 from concurrent.futures import ThreadPoolExecutor
 

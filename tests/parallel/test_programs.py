@@ -1,7 +1,4 @@
-"""Plain loops and trainers give on several devices the results of one device.
-
-Random programs of parallel nets are lives (test_lives.py).
-"""
+"""Plain loops and trainers give on several devices the results of one device."""
 
 from functools import partial
 
@@ -34,10 +31,7 @@ from support.nets import (
 
 @pytest.mark.parametrize("mode", MODES)
 def test_plain_loop_whose_loss_reads_inputs_and_parameters(mode):
-    """The net is called twice and returns an array twice.
-
-    The second step has one backward for each context.
-    """
+    """The net is called twice; the second step has one backward for each context."""
     results = []
     for contexts in cpus(2), cpus(1):
         net = started(Normalized(function=lambda F, h: (h, [h])), None)

@@ -1,7 +1,4 @@
-"""The life of a net: what a program does with a net, on one device or on several.
-
-Each method of Life is one thing that programs do. It returns arrays for comparisons.
-"""
+"""What a program does with nets, on one device or on several."""
 
 import copy
 from tempfile import NamedTemporaryFile
@@ -24,7 +21,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from support.blocks import move
-from support.helpers import MODES, set_mode, summed_grad
+from support.helpers import MODES, set_mode
 from support.nets import Body, Branches, StatisticsInForward, array, dense, started
 
 X = [[1.0, 2], [3, 5], [-1, 2], [0, 1], [4, -2], [2, 2], [-2, 1]]
@@ -66,7 +63,10 @@ CALLS = {
     "own target": lambda *given: _target(*given, autograd.predict_mode),
     "paused target": lambda *given: _target(*given, autograd.pause),
 }
-LOSSES = "sum", "list", "each row", "given gradients", "penalty", "penalty first"
+LOSSES = (
+    *("sum", "list", "one by one", "each row", "given gradients"),
+    *("penalty", "penalty first"),
+)
 GRADIENTS = (
     *("kept as is", "grad", "list_grad", "attribute", "clip", "zero_grad"),
     *("of each context", "other current context"),
@@ -79,17 +79,14 @@ STEPS = "trainer", "trainer", "reduced before", "own optimizer", "none"
 
 
 class Life:
-    """Nets, their trainer, and what the program has kept of them.
-
-    `contexts` is None for the program of one device, which knows no parallel nets.
-    """
+    """Nets and their trainer; on one device, without our package, if no contexts."""
 
     def __init__(self, contexts):
         self.is_one, self.contexts = contexts is None, contexts or [mx.cpu(0)]
         self.net = started(Body(self._norm()), contexts)
         self.other = started(Branches(), contexts, seed=2)
         self.is_parallel, self.mode = not self.is_one, "imperative"
-        self.kept, self.states = [], None
+        self.kept, self.states, self.is_frozen = [], None, False
         self.renew_trainer("sgd")
 
     def _norm(self):
@@ -114,24 +111,25 @@ class Life:
 
     # ---- Calls.
 
-    def train(self, call, loss, rows, inputs, gradients, step, *flags):
-        has_two_scopes, trains, looks = flags
+    def train(self, call, loss, rows, inputs, gradients, step, has_two_scopes, **flags):
+        trains = flags["trains"]
         x = array(X[:rows])
         if inputs:
             x.attach_grad(inputs)
             x.grad[:] = 0.25
-        found = [self.net(x)] if looks else []
-        outputs = []
+        found = [self.net(x)] if flags["looks"] else []
+        self.net.scale[:], outputs = 1 + rows / 8, []
         for factor in (1, 0.5)[: 1 + has_two_scopes]:
             with autograd.record(train_mode=trains):
-                if factor == 1:  # MXNet raises an error if a graph has the array
-                    self.net.scale[:] = 1 + rows / 8
-                first = loss == "penalty first"
-                penalties = [(p.data() ** 2).sum() for p in self.parameters() if first]
+                first = self.parameters() if loss == "penalty first" else []
+                penalty = sum((p.data() ** 2).sum() for p in first)
                 outputs += CALLS[call](self.net, self.other, x * factor)
                 heads, head_gradients = self._heads(outputs, loss)
-                heads += penalties
-        autograd.backward(heads, head_gradients, train_mode=trains)
+                heads += [penalty] if first else []
+                for head in reversed(heads) if loss == "one by one" else ():
+                    head.backward(retain_graph=True, train_mode=trains)
+        if loss != "one by one":
+            autograd.backward(heads, head_gradients, train_mode=trains)
         if step == "reduced before":
             self.trainer.allreduce_grads()
         self._change_gradients(gradients)
@@ -215,7 +213,7 @@ class Life:
         last, parameters = self.contexts[-1], self.parameters()
         found = [p.data(last) for p in parameters]
         found += [array for p in parameters for array in p.list_data()[-1:]]
-        return found + list(map(summed_grad, self.trained()))
+        return found + [p.list_grad()[-1] for p in self.trained()]
 
     def fail(self):
         """Let a device fail while others wait for it, and recover."""
@@ -238,7 +236,8 @@ class Life:
         self.kept = [p.data() for p in self.learned()]
         return []
 
-    def write(self, road):
+    def write(self, road, looks):
+        """Change the learned parameters; return what the last context has then."""
         if road == "kept arrays":
             self._scale(self.kept)
         elif road == "set_data":
@@ -257,7 +256,9 @@ class Life:
             current = mx.cpu(1) if road == "other current context" else mx.cpu(0)
             with current:
                 self._scale([p.data() for p in self.learned()])
-        return []
+        # After other writes a copy may be old until the next call of the net.
+        looks = looks and road in ("data", "set_data", "load")
+        return [p.data(self.contexts[-1]) for p in self.learned() if looks]
 
     def _scale(self, arrays):
         for data in arrays:
@@ -327,7 +328,10 @@ class Life:
                 set_mode(self.net, mode)
         return []
 
-    def move(self, contexts, is_parallel, reverts_norms, keeps_states):
+    def move_to_one(self, **options):
+        return self.move([mx.cpu(0)], is_parallel=False, **options)
+
+    def move(self, contexts, keeps_states, is_parallel=True, reverts_norms=False):
         """Move to `contexts`, parallel or not, and make a new trainer."""
         if keeps_states:
             self.save_states()
@@ -377,6 +381,7 @@ class Life:
         return [x for x in self.net.layers if isinstance(x, StatisticsInForward)]
 
     def freeze(self, frozen):
+        self.is_frozen = frozen
         if not self.is_one:
             freeze_statistics(self.net, frozen)
         for norm in self._norms():

@@ -47,11 +47,7 @@ class Normalized(Net):
 
 
 class StatisticsInForward(nn.BatchNorm):
-    """MXNet's BatchNorm that updates its running statistics in forward, as ours does.
-
-    MXNet updates them in backward, so without a backward they would stay, and the last
-    of several calls would come first.
-    """
+    """MXNet's BatchNorm, but with statistics that forward updates, as ours does."""
 
     collected = None  # a list of inputs while statistics are recomputed
 
