@@ -22,8 +22,8 @@ from hypothesis.stateful import (
 )
 from support.blocks import gluon_1_only
 from support.helpers import MODES, cpus
-from support.lives import CALLS, GRADIENTS, LOSSES, STEPS, WRITES, Life
-from support.nets import assert_same
+from support.lives import GRADIENTS, LOSSES, STEPS, WRITES, Life
+from support.nets import CALLS, assert_same
 
 COUNT = int(os.environ.get("GLUON_SYNCBN_LIVES", "100"))
 one_of, rows, flag = st.sampled_from, st.integers(1, 7), st.booleans()
@@ -42,6 +42,10 @@ def to_numpy(array):
 
 def is_parallel(lives):
     return lives.many.is_parallel
+
+
+def may_grow(lives):
+    return lives.many.is_parallel and len(lives.one.net.layers) < 7
 
 
 def follows_calls(lives):
@@ -125,7 +129,7 @@ class Lives(RuleBasedStateMachine):
     # ---- Parameters.
 
     keep, write = same("keep"), same("write", road=one_of(WRITES), looks=flag)
-    initialize, reset_ctx = same("initialize"), same("reset_ctx")
+    initialize_again, reset_ctx = same("initialize"), same("reset_ctx")
     set_grad_req = same("set_grad_req", number=st.integers(0, 20), grad_req=grad_reqs)
     accumulate = same("accumulate", grad_req=one_of(["add", "write"]))
 
@@ -149,11 +153,7 @@ class Lives(RuleBasedStateMachine):
     # MXNet cannot copy a hybridized net that was called.
     copy = same("copy", lambda lives: lives.many.mode == "imperative", goes_on=flag)
 
-    @precondition(is_parallel)
-    @precondition(lambda lives: len(lives.one.net.layers) < 7)
-    @rule(is_norm=flag, trains=flag)
-    def add_layer(self, is_norm, trains):
-        self.both("add_layer", is_norm, trains)
+    add_layer = same("add_layer", may_grow, is_norm=flag, trains=flag)
 
 
 @gluon_1_only("nets of Gluon 2 hold weak references, which are not copied")

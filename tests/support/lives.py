@@ -13,7 +13,6 @@ from gluon_syncbn import (
     revert_sync_batchnorm,
 )
 from gluon_syncbn.layer.finding import unsynchronized_layers
-from gluon_syncbn.mxnet_private.arrays import flatten
 
 import mxnet as mx
 import numpy as np
@@ -22,47 +21,22 @@ from mxnet.gluon import nn
 
 from support.blocks import move
 from support.helpers import MODES, set_mode
-from support.nets import Body, Branches, StatisticsInForward, array, dense, started
+from support.nets import (
+    CALLS,
+    Body,
+    Branches,
+    Ramp,
+    StatisticsInForward,
+    array,
+    dense,
+    started,
+)
 
 X = [[1.0, 2], [3, 5], [-1, 2], [0, 1], [4, -2], [2, 2], [-2, 1]]
 # A large epsilon keeps the norm from amplifying rounding errors.
 NORM = {"in_channels": 2, "momentum": 0.75, "epsilon": 0.5}
 
 
-class Ramp(mx.init.Initializer):
-    def _init_weight(self, name, data):
-        data[:] = np.linspace(-1, 1.25, data.size).reshape(data.shape)
-
-
-# Calls of a net in the scope of record. Each returns a list of outputs.
-
-
-def _target(net, other, x, scope):
-    with scope():
-        target = net(x)
-    return [net(x) - target.detach()]
-
-
-def _branches(net, other, x):
-    label = array([[float(k >= len(x) // 2)] for k in range(len(x))])
-    return [net(x), other(x, label)]
-
-
-CALLS = {
-    "nothing": lambda net, other, x: [],
-    "once": lambda net, other, x: [net(x)],
-    "twice": lambda net, other, x: [net(x), net(x[:1] * 2)],
-    "chain": lambda net, other, x: [net(other(x))],
-    "chain and one": lambda net, other, x: [net(other(x)), net(x)],
-    "own output": lambda net, other, x: [net(net(x))],
-    "followed": lambda net, other, x: [other(net(x)), other(x)],
-    "fed back": lambda net, other, x: [net(other(net(x)))],
-    "gradient of the last input": lambda net, other, x: [net(x.detach(), x)],
-    "doubled": lambda net, other, x: flatten(net(x, 0.5, True)),
-    "branches": _branches,
-    "own target": lambda *given: _target(*given, autograd.predict_mode),
-    "paused target": lambda *given: _target(*given, autograd.pause),
-}
 LOSSES = (
     *("sum", "list", "one by one", "each row", "given gradients"),
     *("penalty", "penalty first"),

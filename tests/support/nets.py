@@ -3,6 +3,7 @@
 from functools import partial
 
 from gluon_syncbn import check_replicas, make_parallel
+from gluon_syncbn.mxnet_private.arrays import flatten
 
 import mxnet as mx
 import numpy as np
@@ -103,6 +104,45 @@ class Branches(gluon.Block):
         if label is None:
             return h
         return (h if label.asnumpy().any() else h.detach()) * label
+
+
+class Ramp(mx.init.Initializer):
+    def _init_weight(self, name, data):
+        data[:] = np.linspace(-1, 1.25, data.size).reshape(data.shape)
+
+
+# Calls of a net in the scope of record. Each returns a list of outputs.
+
+
+def _target(net, other, x, scope):
+    with scope():
+        target = net(x)
+    return [net(x) - target.detach()]
+
+
+def _branches(net, other, x):
+    label = array([[float(k >= len(x) // 2)] for k in range(len(x))])
+    return [net(x), other(x, label)]
+
+
+CALLS = {
+    "nothing": lambda net, other, x: [],
+    "once": lambda net, other, x: [net(x)],
+    "twice": lambda net, other, x: [net(x), net(x[:1] * 2)],
+    "chain": lambda net, other, x: [net(other(x))],
+    "chain and one": lambda net, other, x: [net(other(x)), net(x)],
+    "own output": lambda net, other, x: [net(net(x))],
+    "followed": lambda net, other, x: [other(net(x)), other(x)],
+    "fed back": lambda net, other, x: [net(other(net(x)))],
+    "gradient of the last input": lambda net, other, x: [net(x.detach(), x)],
+    "doubled": lambda net, other, x: flatten(net(x, 0.5, True)),
+    "branches": _branches,
+    "own target": lambda *given: _target(*given, autograd.predict_mode),
+    "paused target": lambda *given: _target(*given, autograd.pause),
+}
+
+
+# ---- Functions of nets.
 
 
 def started(net, contexts, mode="imperative", seed=1):
