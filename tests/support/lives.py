@@ -187,7 +187,12 @@ class Life:
         last, parameters = self.contexts[-1], self.parameters()
         found = [p.data(last) for p in parameters]
         found += [array for p in parameters for array in p.list_data()[-1:]]
-        return found + [p.list_grad()[-1] for p in self.trained()]
+        for k, p in enumerate(self.trained()):
+            if not getattr(p, "is_summed", False):  # a device may have its own gradient
+                found.append(p.list_grad()[0])
+            else:
+                found.append(p.grad(last) if k % 2 else p.list_grad()[-1])
+        return found
 
     def fail(self):
         """Let a device fail while others wait for it, and recover."""
