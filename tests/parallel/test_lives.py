@@ -44,6 +44,19 @@ def is_parallel(lives):
     return lives.many.is_parallel
 
 
+TRAINING = {
+    "call": one_of(list(CALLS)),
+    "loss": one_of(LOSSES),
+    "rows": rows,
+    "inputs": one_of([None, "write", "add"]),
+    "gradients": one_of(GRADIENTS),
+    "step": one_of(STEPS),
+    "has_two_scopes": flag,
+    "trains": one_of([True, True, False]),
+    "looks": flag,
+}
+
+
 def may_grow(lives):
     return lives.many.is_parallel and len(lives.one.net.layers) < 7
 
@@ -98,17 +111,7 @@ class Lives(RuleBasedStateMachine):
 
     # ---- Calls.
 
-    @rule(
-        call=one_of(list(CALLS)),
-        loss=one_of(LOSSES),
-        rows=rows,
-        inputs=one_of([None, "write", "add"]),
-        gradients=one_of(GRADIENTS),
-        step=one_of(STEPS),
-        has_two_scopes=flag,
-        trains=one_of([True, True, False]),
-        looks=flag,
-    )
+    @rule(**TRAINING)
     def train(self, call, loss, has_two_scopes, **arguments):
         if not follows_calls(self):
             call, has_two_scopes = "once", False
@@ -116,6 +119,10 @@ class Lives(RuleBasedStateMachine):
         loss = "penalty" if call == "nothing" else loss
         kind = {"call": call, "loss": loss, "has_two_scopes": has_two_scopes}
         self.both("train", **kind, **arguments)
+
+    @rule(**TRAINING)  # a life trains more often than it does other things
+    def train_again(self, **arguments):
+        self.train(**arguments)
 
     predict = same("predict", rows=rows, count=st.integers(1, 3))
     map = same("map", lambda lives: lives.many.may_map(), trains=flag)

@@ -278,6 +278,7 @@ class Life:
         settings = {"learning_rate": 2**-7, "momentum": 0.5}
         parameters = self.parameters()  # MXNet would sort a dict by names
         self.trainer = gluon.Trainer(parameters, optimizer, settings, **options)
+        self.optimizer = optimizer
         return []
 
     def set_learning_rate(self, rate):
@@ -287,12 +288,15 @@ class Life:
     def save_states(self):
         with NamedTemporaryFile() as file:
             self.trainer.save_states(file.name)
-            self.states = file.read()
+            self.states = self.optimizer, file.read()
         return []
 
     def load_states(self):
+        optimizer, states = self.states
+        if optimizer != self.optimizer:  # MXNet cannot load states of other optimizers
+            self.renew_trainer(optimizer)
         with NamedTemporaryFile() as file:
-            file.write(self.states)
+            file.write(states)
             file.flush()
             self.trainer.load_states(file.name)
         return []
@@ -330,7 +334,7 @@ class Life:
             # MXNet's own faults: static_shape with other arrays, statistics too late.
             is_right = self.mode != "static_shape" and not self.updates_in_backward()
             self.hybridize(self.mode if is_right else "imperative")
-        self.renew_trainer("sgd")
+        self.renew_trainer(self.optimizer)
         return self.load_states() if keeps_states else []
 
     def make_parallel_again(self):

@@ -120,6 +120,11 @@ def _target(net, other, x, scope):
     return [net(x) - target.detach()]
 
 
+def _fed_back(net, other, x):
+    y = net(x)
+    return [y, net(other(y))]
+
+
 def _branches(net, other, x):
     label = array([[float(k >= len(x) // 2)] for k in range(len(x))])
     return [net(x), other(x, label)]
@@ -133,7 +138,7 @@ CALLS = {
     "chain and one": lambda net, other, x: [net(other(x)), net(x)],
     "own output": lambda net, other, x: [net(net(x))],
     "followed": lambda net, other, x: [other(net(x)), other(x)],
-    "fed back": lambda net, other, x: [net(other(net(x)))],
+    "fed back": _fed_back,
     "gradient of the last input": lambda net, other, x: [net(x.detach(), x)],
     "doubled": lambda net, other, x: flatten(net(x, 0.5, True)),
     "branches": _branches,
