@@ -394,7 +394,7 @@ class Run {
   }
 
   void PassTime() {
-    int height = 0;  // of the tree of ranks; a wait has the timeout of 1 s and its patience
+    int height = 0;  // the tree's; a wait ends after its timeout of 1 s and its patience
     for (int width = 1; width < program_.Ranks(); width *= program_.arity) ++height;
     const int most = 12 + 22 * height;
     for (int step = 0; step < most && AnyWaits(); ++step) {
@@ -491,7 +491,7 @@ class Run {
   Queues queues_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::vector<State> states_;
-  std::map<std::array<int, 4>, Ticket> tickets_;  // of a rank, device, layer and call
+  std::map<std::array<int, 4>, Ticket> tickets_;  // {rank, device, layer, call}: its ticket
   Time now_{std::chrono::hours(1)};
   bool fault_done_ = false, recovered_ = false;
   bool told_ = false;  // the fault happened while other ranks were awaited

@@ -96,7 +96,7 @@ for change, expected in ('gradient', 0.5), ('weight', -2):
     gluon_syncbn.make_parallel(net, [mx.cpu(0), mx.cpu(1)])
     net.initialize(mx.init.One())
     trainer = distributed.Trainer(net, 'sgd', dict(learning_rate=1))
-    differentiate(lambda: net(nd.ones((4, 1))).sum())  # of 8 rows, the gradient is 8
+    differentiate(lambda: net(nd.ones((4, 1))).sum())  # 8 rows have the gradient 8
     with mx.cpu(1):
         if change == 'gradient':
             net.weight.grad()[:] /= 2

@@ -1,4 +1,4 @@
-"""What a program does with nets, on one device or on several."""
+"""The life of nets: a method for each thing that programs do with them."""
 
 import copy
 from tempfile import NamedTemporaryFile
