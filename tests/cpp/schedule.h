@@ -458,10 +458,6 @@ class Run {
                                              {Fault::kDisagrees, "processes disagree: rank "}};
     const auto found = words.find(program_.fault);
     if (error.empty() || Of(actor).rank == program_.culprit || found == words.end()) return "";
-    const auto& exchange = states_[actor].waiting.exchange;
-    const bool is_local = exchange == nullptr || exchange->key.is_local;
-    if (program_.fault == Fault::kStops && !is_local && !ranks_[Of(actor).rank]->failed_for_good_)
-      return "a rank does not tell of a timeout";
     return error.find(found->second) != std::string::npos ? "" : "an error is wrong: " + error;
   }
 
