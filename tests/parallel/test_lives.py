@@ -45,7 +45,7 @@ def is_parallel(lives):
 
 
 TRAINING = {
-    "call": one_of(list(CALLS)),
+    "calls": st.lists(one_of(list(CALLS)), min_size=1, max_size=3),
     "loss": one_of(LOSSES),
     "rows": rows,
     "inputs": one_of([None, "write", "add"]),
@@ -112,13 +112,13 @@ class Lives(RuleBasedStateMachine):
     # ---- Calls.
 
     @rule(**TRAINING)
-    def train(self, call, loss, has_two_scopes, **arguments):
+    def train(self, calls, loss, has_two_scopes, **arguments):
         if not follows_calls(self):
-            call, has_two_scopes = "once", False
+            calls, has_two_scopes = ["once"], False
             loss = "sum" if loss == "one by one" else loss
-        loss = "penalty" if call == "nothing" else loss
-        kind = {"call": call, "loss": loss, "has_two_scopes": has_two_scopes}
-        self.both("train", **kind, **arguments)
+        for call in calls:
+            kind = {"call": call, "loss": "penalty" if call == "nothing" else loss}
+            self.both("train", has_two_scopes=has_two_scopes, **kind, **arguments)
 
     @rule(**TRAINING)  # a life trains more often than it does other things
     def train_again(self, **arguments):

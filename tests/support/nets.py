@@ -140,7 +140,8 @@ CALLS = {
     "followed": lambda net, other, x: [other(net(x)), other(x)],
     "fed back": _fed_back,
     "gradient of the last input": lambda net, other, x: [net(x.detach(), x)],
-    "doubled": lambda net, other, x: flatten(net(x, 0.5, True)),
+    # MXNet itself uses only one gradient of a head that is given twice.
+    "doubled": lambda net, other, x: [y * 1 for y in flatten(net(x, 0.5, True))],
     "branches": _branches,
     "own target": lambda *given: _target(*given, autograd.predict_mode),
     "paused target": lambda *given: _target(*given, autograd.pause),
