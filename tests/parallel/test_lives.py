@@ -4,6 +4,7 @@ After each step of a random life all arrays are compared with plain MXNet on one
 which then gets the compared values. GLUON_SYNCBN_LIVES=1000 runs other lives each time.
 """
 
+import itertools
 import os
 
 import gluon_syncbn
@@ -175,3 +176,16 @@ def test_lives():
         suppress_health_check=list(HealthCheck),
     )
     run_state_machine_as_test(Lives, settings=options)
+
+
+@gluon_1_only("arrays of mx.nd")
+@pytest.mark.parametrize("call", CALLS)
+def test_each_call_with_each_loss(call):
+    """Random lives may draw a combination of these rarely."""
+    losses = ["penalty"] if call == "nothing" else LOSSES
+    for contexts in PLACES[0], PLACES[2]:
+        lives = Lives()
+        lives.one, lives.many = Life(None), Life(contexts)
+        for inputs, loss in itertools.product([None, "write", "add"], losses):
+            kind = call, loss, 6, inputs, "grad", "trainer", False
+            lives.both("train", *kind, trains=True, looks=False)
