@@ -51,9 +51,11 @@ class ParallelParameter(mx.gluon.Parameter):
         place = device if ctx is None else ctx
         if self._data and len(self._data) > 1 and not _thread.sees_owners:
             contexts, is_on_device = list_contexts(self), self._thread_state.contexts
-            if not is_on_device and not _called_by_gluon():
-                place = place or contexts[0]
-                if place == contexts[0]:
+            if not is_on_device:
+                if not _called_by_gluon():
+                    place = place or contexts[0]
+                    self._is_lent = self._is_lent or place == contexts[0]
+                if self._is_lent:
                     self._lend()
             place = place or mx.context.current_context()
             index = contexts.index(place) if place in contexts else 0  # Gluon refuses

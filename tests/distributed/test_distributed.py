@@ -1,7 +1,4 @@
-"""Groups, steps, copies and statistics of several processes.
-
-Each program runs on every rank and asserts there.
-"""
+"""Groups, steps, copies and statistics: programs that every rank runs and checks."""
 
 import pytest
 from support.mpi import in_turns, needs_mpi, run_ranks
@@ -12,8 +9,7 @@ PROGRAMS = {
     # A layer of a group has the group's mean.
     "groups": """
 def running_mean(group):
-    layer = SyncBatchNorm(in_channels=1, momentum=0, group=group)
-    layer.initialize()
+    layer = ready(SyncBatchNorm(in_channels=1, momentum=0, group=group))
     with autograd.train_mode():
         layer(nd.full((2, 1), 10 * rank)).wait_to_read()
     return layer.running_mean.data().asnumpy().item()
@@ -28,12 +24,9 @@ assert running_mean('machine') == 10
 """,
     # Work that was queued before a step reads the gradient of this rank.
     "a pending read of a gradient": """
-weight = mx.gluon.Parameter('weight', shape=(1, 1))
-weight.initialize(mx.init.One())
+weight = ready(mx.gluon.Parameter('weight', shape=(1, 1)), mx.init.One())
 trainer = distributed.Trainer([weight], 'sgd')
-with autograd.record():
-    loss = (weight.data() * (rank + 1)).sum()
-loss.backward()
+differentiate(lambda: (weight.data() * (rank + 1)).sum())
 mx.nd.waitall()
 a = mx.nd.ones((1500, 1500))
 for _ in range(3):
@@ -60,9 +53,7 @@ if rank == 0:
 other = make()
 trainer = distributed.Trainer(other, 'sgd')
 for each in net, other:
-    with autograd.record():
-        loss = (each(nd.full((1, 2), rank)) ** 2).sum()
-    loss.backward()
+    differentiate(lambda: (each(nd.full((1, 2), rank)) ** 2).sum())
 trainer.step(1)
 gluon_syncbn.check_replicas(other)
 """,
@@ -72,9 +63,7 @@ net = gluon_syncbn.make_parallel(SyncBatchNorm(in_channels=2), [mx.cpu(0), mx.cp
 net.initialize()
 
 def step():
-    with autograd.record():
-        loss = (net(nd.full((2, 2), rank)) ** 2).sum()
-    loss.backward()
+    differentiate(lambda: (net(nd.full((2, 2), rank)) ** 2).sum())
     mx.nd.waitall()
 
 step()
@@ -97,8 +86,7 @@ autograd.backward(losses)
 trainer.step(2)
 for context in contexts:  # 1 - 6 * 2 * (0 + 1 + 2) / 6
     assert (weight.data(context) == -5).asnumpy().all()
-layer = SyncBatchNorm(in_channels=1)
-layer.initialize()
+layer = ready(SyncBatchNorm(in_channels=1))
 trainer = distributed.Trainer(layer, 'sgd')
 trainer.step(int(rank == 0), ignore_stale_grad=True)
 assert 'batch_size' in error_of(trainer.step, 0)
@@ -138,8 +126,7 @@ for used in (0, 1, 2), (1, 0, 1), (0, 0, 0), (2, 0, 0):
 """,
     # The ranks without the failure get no error and continue.
     "a failure in prediction": """
-layer = SyncBatchNorm(in_channels=1)
-layer.initialize()
+layer = ready(SyncBatchNorm(in_channels=1))
 
 def mean_of_training():
     with autograd.train_mode():
@@ -215,13 +202,11 @@ recompute_statistics(layer, batches)
 assert_moments(layer, np.concatenate(sum(shards, [])))
 """,
     "checks find differences": """
-dense = nn.Dense(1 + rank, in_units=2, **prefixed('dense_'))
-dense.initialize()
+dense = ready(nn.Dense(1 + rank, in_units=2, **prefixed('dense_')))
 text = error_of(check_replicas, dense)
 assert all(fact in text for fact in ('weight', 'rank 1', 'rank 0')), text
 
-net = nn.Dense(1, in_units=1, **prefixed('dense_'))
-net.initialize(mx.init.One(), ctx=cpus(2))
+net = ready(nn.Dense(1, in_units=1, **prefixed('dense_')), mx.init.One(), ctx=cpus(2))
 check_replicas(net)
 if rank == 1:
     net.weight.data(mx.cpu(1))[:] = 3
@@ -236,8 +221,7 @@ def batches():
         raise ValueError('gone')
     yield nd.ones((2, 3))
 
-layer = SyncBatchNorm(in_channels=3)
-layer.initialize()
+layer = ready(SyncBatchNorm(in_channels=3))
 text = error_of(recompute_statistics, layer, batches())
 assert text == 'gone' if rank == 1 else 'ValueError: gone' in text, text
 mean, var = statistics(layer)
@@ -252,8 +236,7 @@ def test_ranks_recompute_and_compare():
 
 def test_an_array_that_one_rank_cannot_use_ends_recomputing():
     program = """
-layer = SyncBatchNorm(in_channels=3)
-layer.initialize()
+layer = ready(SyncBatchNorm(in_channels=3))
 batches = [nd.ones((2, 3)), np.ones((rank, 3))]
 assert 'must not be empty' in error_of(recompute_statistics, layer, batches)
 """
@@ -263,8 +246,7 @@ assert 'must not be empty' in error_of(recompute_statistics, layer, batches)
 def test_recomputing_while_another_rank_trains_times_out():
     program = """
 gluon_syncbn.set_timeout(2)
-layer = SyncBatchNorm(in_channels=1, momentum=0)
-layer.initialize()
+layer = ready(SyncBatchNorm(in_channels=1, momentum=0))
 
 def train():
     with autograd.train_mode():

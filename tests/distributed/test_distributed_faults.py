@@ -56,106 +56,6 @@ print('told', flush=True)
     assert "because one of them hangs after a failure" in output, output
 
 
-def test_an_exception_on_one_rank_ends_the_others():
-    program = """
-gluon_syncbn.set_timeout(60)
-def forward(x):
-    if rank == 1:
-        raise ValueError('no such sample')
-    with autograd.train_mode():
-        return first(x)
-devices = Devices(mx.cpu())
-text = error_of(lambda: devices.map(forward, [x])[0].wait_to_read())
-assert 'no such sample' in text and ('rank 1' in text) == (rank == 0), text
-text = error_of(gluon_syncbn.recover)
-assert 'recover()' in text and 'no such sample' in text, text
-assert 'no such sample' in error_of(step)
-"""
-    run_ranks(2, NET + program)
-
-
-def test_recover_ends_the_wait_for_a_rank():
-    """It tells the other ranks, which then do not wait either."""
-    program = """
-gluon_syncbn.set_timeout(60)
-step()
-if rank == 0:
-    with autograd.train_mode():
-        y = first(x)
-    assert 'recover() was called' in error_of(gluon_syncbn.recover)
-else:
-    from gluon_syncbn.native import failures
-    while not failures.failure():
-        time.sleep(0.1)
-"""
-    run_ranks(2, NET + program)
-
-
-def test_an_error_of_mpi_is_raised_without_a_crash():
-    program = """
-from gluon_syncbn.native.processes import world
-step()
-if rank == 1:  # the package receives messages of at most 2**24 bytes
-    world().comm.Send(np.zeros(2**24 + 1, np.uint8), 0)
-for _ in range(2):
-    assert 'MPI_Test failed' in error_of(step)
-"""
-    run_ranks(2, NET + program)
-
-
-def test_nets_that_differ_are_found_before_training():
-    program = """
-net = nn.HybridSequential(**prefixed('net_'))
-with name_scope(net):
-    layers = {name: SyncBatchNorm(in_channels=3) for name in ['ab', 'ba'][rank]}
-for name in 'ab':
-    setattr(net, name, layers[name])
-net.initialize()
-text = error_of(distributed.broadcast_parameters, net)
-if by_gluon(True, False):  # names begin with the prefix of a block
-    assert 'net_batchnorm0_gamma' in text and 'net_batchnorm1_gamma' in text, text
-    assert 'a.gamma' in text, text
-    layer = SyncBatchNorm(in_channels=3, prefix='x_', momentum=0.5 + rank / 4)
-    layer.initialize()
-    text = error_of(distributed.broadcast_parameters, layer)
-    assert "'x'" in text and "0.5" in text and "0.75" in text, text
-else:
-    assert "'batchnorm0' at a" in text and "'batchnorm1' at a" in text, text
-dense = nn.Dense(3, in_units=2, **prefixed('dense_'))
-text = error_of(distributed.broadcast_parameters, dense)
-assert by_gluon('dense_weight', 'weight') in text and 'initialize' in text, text
-"""
-    run_ranks(2, program)
-
-
-def test_one_process_where_the_launcher_started_more():
-    code = "from gluon_syncbn import distributed; distributed.init()"
-    result = run_python(code, SLURM_NTASKS="4")
-    assert result.returncode == 1
-    error = result.stderr.splitlines()[-1]
-    assert "RuntimeError: SLURM_NTASKS is 4" in error and "mpirun" in error
-
-
-def test_without_mpi():
-    program = """
-from pathlib import Path
-from gluon_syncbn.distributed import connection
-from gluon_syncbn.native import library
-
-sys.modules['mpi4py'] = None  # as if it were not installed
-assert 'needs mpi4py' in error_of(distributed.init)
-del sys.modules['mpi4py']
-mpi_path, connection.mpi_path = connection.mpi_path, lambda: Path(library.__file__)
-text = error_of(distributed.init)
-assert 'mpi4py' in text and 'library.py: invalid ELF header' in text, text
-connection.mpi_path = mpi_path
-library._MPI_NAME = 'no_such_library.so'
-assert not gluon_syncbn.features()['mpi']
-assert 'built without MPI' in error_of(distributed.init)
-"""
-    run_ranks(2, program, init="")
-
-
 STEPS_APART = {  # code that makes a rank differ: facts in the error
     "step(update=trainers[0].update) if rank else None": ("num_update 1", "update 2"),
     "trainers.reverse(); nets.reverse()": ("number ", "trainer"),
@@ -176,9 +76,63 @@ STEPS_APART = {  # code that makes a rank differ: facts in the error
     "dense.cast('float64')": ("'float32'", "'float64'"),
 }
 
-
-def test_ranks_whose_steps_differ():
-    program = f"""
+PROGRAMS = {
+    "an exception on one rank ends the others": """
+gluon_syncbn.set_timeout(60)
+def forward(x):
+    if rank == 1:
+        raise ValueError('no such sample')
+    with autograd.train_mode():
+        return first(x)
+devices = Devices(mx.cpu())
+text = error_of(lambda: devices.map(forward, [x])[0].wait_to_read())
+assert 'no such sample' in text and ('rank 1' in text) == (rank == 0), text
+text = error_of(gluon_syncbn.recover)
+assert 'recover()' in text and 'no such sample' in text, text
+assert 'no such sample' in error_of(step)
+""",
+    # It tells the other ranks, which then do not wait either.
+    "recover ends the wait for a rank": """
+gluon_syncbn.set_timeout(60)
+step()
+if rank == 0:
+    with autograd.train_mode():
+        y = first(x)
+    assert 'recover() was called' in error_of(gluon_syncbn.recover)
+else:
+    from gluon_syncbn.native import failures
+    while not failures.failure():
+        time.sleep(0.1)
+""",
+    "an error of MPI is raised without a crash": """
+from gluon_syncbn.native.processes import world
+step()
+if rank == 1:  # the package receives messages of at most 2**24 bytes
+    world().comm.Send(np.zeros(2**24 + 1, np.uint8), 0)
+for _ in range(2):
+    assert 'MPI_Test failed' in error_of(step)
+""",
+    "nets that differ are found before training": """
+net = nn.HybridSequential(**prefixed('net_'))
+with name_scope(net):
+    layers = {name: SyncBatchNorm(in_channels=3) for name in ['ab', 'ba'][rank]}
+for name in 'ab':
+    setattr(net, name, layers[name])
+net.initialize()
+text = error_of(distributed.broadcast_parameters, net)
+if by_gluon(True, False):  # names begin with the prefix of a block
+    assert 'net_batchnorm0_gamma' in text and 'net_batchnorm1_gamma' in text, text
+    assert 'a.gamma' in text, text
+    layer = ready(SyncBatchNorm(in_channels=3, prefix='x_', momentum=0.5 + rank / 4))
+    text = error_of(distributed.broadcast_parameters, layer)
+    assert "'x'" in text and "0.5" in text and "0.75" in text, text
+else:  # first and second have the numbers 0 and 1
+    assert "'batchnorm2' at a" in text and "'batchnorm3' at a" in text, text
+dense = nn.Dense(3, in_units=2, **prefixed('dense_'))
+text = error_of(distributed.broadcast_parameters, dense)
+assert by_gluon('dense_weight', 'weight') in text and 'initialize' in text, text
+""",
+    "ranks whose steps differ": f"""
 def step(update=None):
     with autograd.record():
         y = nets[0][0](nd.ones((1, 3)) * (rank + 1))
@@ -208,23 +162,49 @@ for change, expected in {STEPS_APART}.items():
     assert 'rank 0' in text and 'rank 1' in text, text
     assert all(words in text for words in expected), text
     assert len(before) == 4 and all(map(np.array_equal, before, values()))
-"""
-    run_ranks(2, program)
-
-
-def test_a_gluon_trainer_is_refused_if_processes_synchronize():
-    program = """
+""",
+    "a Gluon Trainer is refused if processes synchronize": """
 def step(group):
-    layer = SyncBatchNorm(group=group)
-    layer.initialize()
+    layer = ready(SyncBatchNorm(group=group))
     trainer = mx.gluon.Trainer(layer.collect_params(), 'sgd')
-    with autograd.record():
-        loss = layer(nd.ones((2, 3)))
-    loss.backward()
+    differentiate(layer, nd.ones((2, 3)))
     trainer.step(2)
 
 step('process')
 assert 'gluon_syncbn.distributed.Trainer' in error_of(step, None)
 mx.nd.waitall()  # if one rank exits first, the other rank's step fails
+""",
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_faults_on_two_ranks(name):
+    run_ranks(2, NET + PROGRAMS[name])
+
+
+def test_one_process_where_the_launcher_started_more():
+    code = "from gluon_syncbn import distributed; distributed.init()"
+    result = run_python(code, SLURM_NTASKS="4")
+    assert result.returncode == 1
+    error = result.stderr.splitlines()[-1]
+    assert "RuntimeError: SLURM_NTASKS is 4" in error and "mpirun" in error
+
+
+def test_without_mpi():
+    program = """
+from pathlib import Path
+from gluon_syncbn.distributed import connection
+from gluon_syncbn.native import library
+
+sys.modules['mpi4py'] = None  # as if it were not installed
+assert 'needs mpi4py' in error_of(distributed.init)
+del sys.modules['mpi4py']
+mpi_path, connection.mpi_path = connection.mpi_path, lambda: Path(library.__file__)
+text = error_of(distributed.init)
+assert 'mpi4py' in text and 'library.py: invalid ELF header' in text, text
+connection.mpi_path = mpi_path
+library._MPI_NAME = 'no_such_library.so'
+assert not gluon_syncbn.features()['mpi']
+assert 'built without MPI' in error_of(distributed.init)
 """
-    run_ranks(2, program)
+    run_ranks(2, program, init="")

@@ -150,12 +150,9 @@ def wait_for_a_failure(_):
     while not failures.failure():
         time.sleep(0.1)
 
-layer = SyncBatchNorm(in_channels=1)
-layer.initialize()
+layer = ready(SyncBatchNorm(in_channels=1))
 trainer = distributed.Trainer(layer, 'sgd')
-with autograd.record():
-    loss = layer(nd.ones((2, 1)))
-loss.backward()
+differentiate(layer, nd.ones((2, 1)))
 if rank == 1:
     training._sum_in_place = wait_for_a_failure
     assert 'KeyboardInterrupt' in error_of(trainer.step, 1)

@@ -1,7 +1,4 @@
-"""Two processes train like one.
-
-Layers synchronize over MPI. MPI or MXNet's kvstore sums gradients.
-"""
+"""Two processes train like one; MPI or MXNet's kvstore sums their gradients."""
 
 import re
 
@@ -89,11 +86,7 @@ for kind in sys.argv[1:]:
     ids="-".join,
 )
 def test_training_equals_one_process(kinds):
-    """Our Trainer or MXNet's kvstore sums the gradients of both processes.
-
-    Each worker must also exit with status 0. MXNet aborts a worker that has not deleted
-    its kvstore when Python ends.
-    """
+    """MXNet aborts a worker that has not deleted its kvstore when Python ends."""
     run_ranks(2, PROGRAMS["servers"] + TRAIN, *kinds)
 
 
@@ -103,9 +96,7 @@ for change, expected in ('gradient', 0.5), ('weight', -2):
     gluon_syncbn.make_parallel(net, [mx.cpu(0), mx.cpu(1)])
     net.initialize(mx.init.One())
     trainer = distributed.Trainer(net, 'sgd', dict(learning_rate=1))
-    with autograd.record():
-        loss = net(nd.ones((4, 1))).sum()  # the gradient of 8 rows is 8
-    loss.backward()
+    differentiate(lambda: net(nd.ones((4, 1))).sum())  # 8 rows have the gradient 8
     with mx.cpu(1):
         if change == 'gradient':
             net.weight.grad()[:] /= 2
@@ -120,6 +111,45 @@ for change, expected in ('gradient', 0.5), ('weight', -2):
 @needs_mpi
 def test_arrays_that_are_changed_under_another_current_context():
     run_ranks(2, OTHER_CURRENT_CONTEXT)
+
+
+RESUMED = """
+from support.helpers import values
+parameters, states = f'{sys.argv[1]}/parameters', f'{sys.argv[1]}/states'
+
+def make():
+    net = nn.HybridSequential()
+    net.add(nn.Dense(6, in_units=4), SyncBatchNorm(in_channels=6), nn.Dense(2))
+    gluon_syncbn.make_parallel(net, [mx.cpu(0), mx.cpu(1)][: 2 - rank])
+    net.initialize(mx.init.Xavier())
+    net(nd.ones((2, 4)))
+    return net, distributed.Trainer(net, 'adam')
+
+def train(net, trainer, steps):
+    for step in steps:
+        x = nd.array(np.random.default_rng([step, rank]).normal(size=(3 + rank, 4)))
+        differentiate(lambda: (net(x) ** 2).sum())
+        trainer.step(3 + rank)
+
+net, trainer = make()
+train(net, trainer, range(4))
+if rank == 0:
+    net.save_parameters(parameters)
+    trainer.save_states(states)
+MPI.COMM_WORLD.Barrier()
+again, other_trainer = make()
+again.load_parameters(parameters)
+other_trainer.load_states(states)
+train(net, trainer, range(4, 8))
+train(again, other_trainer, range(4, 8))
+gluon_syncbn.check_replicas(again)
+assert all(map(np.array_equal, values(net), values(again)))
+"""
+
+
+@needs_mpi
+def test_ranks_continue_from_a_checkpoint_with_the_same_bits(tmp_path):
+    run_ranks(2, RESUMED, tmp_path)
 
 
 @needs_mpi

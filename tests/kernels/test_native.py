@@ -1,10 +1,7 @@
-"""Builds the native tests of tests/cpp and runs them, plain and under sanitizers.
+"""Build the native tests of tests/cpp and run them, plain and under sanitizers.
 
-They need neither MXNet nor Python. With --full scripts/check_gpu.sh runs on the
-emulated GPU as well. Sanitized builds have the generic
-kernels only and no emulated GPU, because compiling takes most of the time.
-GLUON_SYNCBN_NATIVE_TESTS=full adds the other kernels, and the GPU except under
-"thread".
+Sanitized builds have the generic kernels only and no emulated GPU, because compiling
+takes most of the time, unless GLUON_SYNCBN_NATIVE_TESTS=full asks for them.
 """
 
 import json

@@ -1,8 +1,4 @@
-"""Shapes, numbers, calls and mistakes that random programs of the layer do not cover.
-
-Random programs (tests/parallel/test_random_programs.py) compare y, dx, dgamma, dbeta
-and running statistics with the float64 oracle for random combinations of arguments.
-"""
+"""Numbers, calls and mistakes that random programs of the layer do not cover."""
 
 import gluon_syncbn
 from gluon_syncbn import SyncBatchNorm
@@ -16,64 +12,43 @@ from support.helpers import (
     assert_all_near,
     differentiate,
     output_of,
+    ready,
     run_python,
     set_mode,
+    step_of_layer,
     summed_grad,
 )
-from support.mistakes import assert_trains, make_layer
+from support.mistakes import assert_trains, failure_of, make_layer
 from support.nd import nd
 
-X = np.random.default_rng(0).normal(2, 3, (6, 3, 4, 5)).astype("float32")
+NORMAL = np.random.default_rng(0).normal(size=(2, 64, 3))
 
 
 @pytest.mark.parametrize("function", ["identity", "leaky_relu"])
 def test_dgamma_of_a_constant_channel_is_zero(function):
     """Backward must read a copy of x, because it cannot reconstruct x from y = beta."""
-    layer = SyncBatchNorm(
-        in_channels=1, activation=function, beta_initializer=mx.init.Constant(3.3)
-    )
-    layer.cast("float16")
-    layer.initialize()
-    with autograd.record():
-        y = layer(nd.array(np.full((8, 1), 0.7), dtype="float16"))
-    y.backward(nd.array(np.random.default_rng(0).normal(size=(8, 1)), dtype="float16"))
-    assert layer.gamma.grad().asnumpy() == 0
+    x, dy = np.full((8, 1), 0.7, "float16"), NORMAL[0, :8, :1]
+    options = {"activation": function, "beta_initializer": mx.init.Constant(3.3)}
+    assert step_of_layer(x, dy, **options)[2] == 0
 
 
 @pytest.mark.parametrize("exponent", [400, -380])
 def test_dx_of_extreme_deviations(exponent):
     """A power of two as a factor of x only changes exponents of dx if epsilon is 0."""
-    x, dy = np.random.default_rng(0).normal(size=(2, 64, 3))
-    dxs = []
-    for factor in 1.0, 2.0**exponent:
-        layer = SyncBatchNorm(in_channels=3, epsilon=0)
-        layer.cast("float64")
-        layer.initialize()
-        array = nd.array(x * factor, dtype="float64")
-        array.attach_grad()
-        with autograd.record():
-            y = layer(array)
-        y.backward(nd.array(dy, dtype="float64"))
-        dxs.append(array.grad.asnumpy() * factor)
+    x, dy = NORMAL
+    factors = 1.0, 2.0**exponent
+    dxs = [step_of_layer(x * f, dy, epsilon=0)[1] * f for f in factors]
     np.testing.assert_array_equal(*dxs)
 
 
 @pytest.mark.parametrize("train_mode", [True, False])
 def test_gradients_where_y_overflows(train_mode):
     """A large slope makes y infinite in float16 although x_hat is small."""
-    x, dy = np.random.default_rng(0).normal(size=(2, 64, 3)).astype("float16")
-    results = []
-    for dtype in "float64", "float16":
-        layer = SyncBatchNorm(in_channels=3, activation="leaky_relu", slope=1e5)
-        layer.cast(dtype)
-        layer.initialize()
-        array = nd.array(x, dtype=dtype)
-        array.attach_grad()
-        with autograd.record(train_mode):
-            y = layer(array)
-        y.backward(nd.array(dy / 1e5, dtype=dtype))
-        results.append([array.grad.asnumpy(), layer.gamma.grad().asnumpy()])
-    (dx, dgamma), (dx16, dgamma16) = results
+    (x, dy), options = NORMAL.astype("float16"), {"activation": "leaky_relu"}
+    (_, dx, dgamma), (_, dx16, dgamma16) = (
+        step_of_layer(x.astype(dtype), dy / 1e5, train_mode, slope=1e5, **options)
+        for dtype in ("float64", "float16")
+    )
     # dy / 1e5 is rounded to a subnormal float16, by 2**-25.
     assert np.abs(dx16 - dx).max() < 4 * 1e5 * 2.0**-25 + 2.0**-10 * np.abs(dx).max()
     assert np.isfinite(dgamma16).all() and np.abs(dgamma16 - dgamma).max() < 1
@@ -81,39 +56,23 @@ def test_gradients_where_y_overflows(train_mode):
 
 def test_gradients_with_a_large_beta():
     """Backward must not reconstruct x from y, whose rounding errors are large."""
-    x, dy = np.random.default_rng(0).normal(size=(2, 64, 3)).astype("float16")
-    results = []
-    for activation in None, "identity":
-        beta = mx.init.Constant(700)
-        layer = SyncBatchNorm(
-            in_channels=3, activation=activation, beta_initializer=beta
-        )
-        layer.cast("float16")
-        layer.initialize()
-        array = nd.array(x, dtype="float16")
-        array.attach_grad()
-        with autograd.record():
-            y = layer(array)
-        y.backward(nd.array(dy, dtype="float16"))
-        results.append([array.grad.asnumpy(), layer.gamma.grad().asnumpy()])
-    for kept, reconstructed in zip(*results):
-        np.testing.assert_array_equal(kept, reconstructed)
+    x, dy = NORMAL.astype("float16")
+    options = {"beta_initializer": mx.init.Constant(700)}
+    kept, reconstructed = (
+        step_of_layer(x, dy, activation=activation, **options)[1:]
+        for activation in (None, "identity")
+    )
+    for right, found in zip(kept, reconstructed):
+        np.testing.assert_array_equal(found, right)
 
 
-def test_infinities_in_inference():
+@pytest.mark.parametrize("function, y", [("relu", 0), ("leaky_relu", -np.inf)])
+def test_infinities_in_inference(function, y):
     """If x < 0, a ReLU replaces infinite x and dy by 0. A leaky ReLU keeps them."""
-    x = nd.array(np.array([[-np.inf, np.inf, np.nan, -1]], "float32").T)
-    for function, of_minus_infinity in ("relu", 0), ("leaky_relu", -np.inf):
-        layer = SyncBatchNorm(num_devices=1, activation=function)
-        layer.initialize()
-        x.attach_grad()
-        with autograd.record(train_mode=False):
-            y = layer(x)
-        y.backward(nd.array(np.array([[1, 1, 1, np.inf]]).T))
-        expected = [of_minus_infinity, np.inf, np.nan]
-        np.testing.assert_array_equal(y.asnumpy()[:3, 0], expected)
-        expected_dx = 0 if function == "relu" else np.inf
-        assert x.grad.asnumpy()[3, 0] == expected_dx
+    x, dy = np.float32([[-np.inf, np.inf, np.nan, -1], [1, 1, 1, np.inf]])
+    found, dx, _ = step_of_layer(x[:, None], dy[:, None], False, activation=function)
+    np.testing.assert_array_equal(found[:3, 0], [y, np.inf, np.nan])
+    assert dx[3, 0] == (0 if function == "relu" else np.inf)
 
 
 def test_net_that_is_cast_after_it_ran():
@@ -151,11 +110,10 @@ def test_huge_timeout_means_no_limit(seconds, devices):
 
 @pytest.mark.parametrize("axis", [4, -5])
 def test_axis_outside_of_the_input(axis):
-    layer = SyncBatchNorm(axis=axis, in_channels=3)
-    layer.initialize()
+    layer = ready(SyncBatchNorm(axis=axis, in_channels=3))
     text = rf"'{layer.name}'(?=.*\b4\b).*axis.*{axis}\b"
     with autograd.train_mode(), pytest.raises(ValueError, match=text):
-        layer(nd.array(X))
+        layer(nd.ones((6, 3, 4, 5)))
 
 
 @pytest.mark.parametrize(
@@ -166,9 +124,8 @@ def test_axis_outside_of_the_input(axis):
     ],
 )
 def test_dtypes_that_the_layer_does_not_take(dtype, dtype_of_gamma, facts):
-    layer = SyncBatchNorm(in_channels=3)
-    layer.initialize()
+    layer = ready(SyncBatchNorm(in_channels=3))
     layer.gamma.cast(dtype_of_gamma)
-    with autograd.train_mode(), pytest.raises(mx.MXNetError) as caught:
-        layer(nd.array(X, dtype=dtype)).wait_to_read()
-    assert all(fact in str(caught.value) for fact in [f"'{layer.name}'", *facts])
+    with autograd.train_mode():
+        text = failure_of(lambda: layer(nd.ones((6, 3), dtype=dtype)).wait_to_read())
+    assert all(fact in text for fact in [f"'{layer.name}'", *facts])

@@ -1,8 +1,6 @@
 """Deep, branched float32 nets train on several CPU contexts, again and again.
 
-A single layer does not show these faults: MXNet frees inputs in oneDNN's blocked
-layouts too early, a device joins the wrong exchange, or operators wait for each other's
-CPU resources. GLUON_SYNCBN_REPEAT sets the number of repetitions.
+They show early frees of oneDNN's blocks, wrong exchanges and waits for CPU resources.
 """
 
 import functools

@@ -28,7 +28,9 @@ from support.helpers import (
     assert_all_near,
     assert_near,
     cpus,
+    differentiate,
     operators,
+    ready,
     set_mode,
     value,
     whole,
@@ -36,7 +38,7 @@ from support.helpers import (
 
 pytestmark = gluon_1_only("blocks take no symbols")
 
-DATA = mx.sym.var("data")
+DATA, IDENTITY = mx.sym.var("data"), reference.IDENTITY
 # BatchNormWithReLU needs four axes.
 X = np.random.default_rng(0).normal(3, 2, (6, 3, 1, 1)).astype("float32")
 
@@ -105,20 +107,13 @@ class Nets:
                 self.devices.map(lambda y: y.backward(), ys)
             uses_batch = call in ("synchronized", "separate")
             assert np.array_equal(before, self.statistics()) != uses_batch
-            if uses_batch:
-                batches = [X] if call == "synchronized" else arrays
-                found = [
-                    reference.forward(x, *reference.IDENTITY, 1, self.eps)
-                    for x in batches
-                ]
-                expected = [y for y, *_ in found]
-            else:
-                expected = [
-                    reference.inference_forward(
-                        x, *reference.IDENTITY, *running, 1, self.eps
-                    )
-                    for x, running in zip(arrays, before)
-                ]
+            expected = []
+            for x, running in zip([X] if call == "synchronized" else arrays, before):
+                if uses_batch:
+                    y = reference.forward(x, *IDENTITY, 1, self.eps)[0]
+                else:
+                    y = reference.inference_forward(x, *IDENTITY, *running, 1, self.eps)
+                expected.append(y)
             expected = np.concatenate(expected)
             if self.activation in ("relu", "leaky_relu"):  # other kinds have none
                 expected = reference.activate(expected, self.activation, slope=0.01)
@@ -180,14 +175,15 @@ def test_mxnets_synchronized_layer_is_reverted(kind):
 class Own(HybridBlock):
     """A block that calls F.BatchNorm itself."""
 
+    NAMES = "gamma", "beta", "running_mean", "running_var"
+
     def __init__(self):
         super().__init__(prefix="own_")
-        for name in "gamma", "beta", "running_mean", "running_var":
+        for name in self.NAMES:
             setattr(self, name, self.params.get(name, shape=(1,), init="ones"))
 
     def hybrid_forward(self, F, x, **parameters):
-        names = "gamma", "beta", "running_mean", "running_var"
-        return F.BatchNorm(x, *map(parameters.get, names))
+        return F.BatchNorm(x, *map(parameters.get, self.NAMES))
 
 
 def with_mean_that_is_read():
@@ -196,11 +192,7 @@ def with_mean_that_is_read():
 
 
 def with_computed_gamma():
-    variables = (mx.sym.var(f"own_{name}") for name in ("moving_mean", "moving_var"))
-    gamma = mx.sym.BlockGrad(mx.sym.var("gamma"))
-    return SymbolBlock(
-        mx.sym.BatchNorm(DATA, gamma, mx.sym.var("beta"), *variables, name="own"), DATA
-    )
+    return node(gamma=mx.sym.BlockGrad(mx.sym.var("gamma")), name="own")
 
 
 ACTIONS = [
@@ -288,8 +280,7 @@ def test_a_graph_needs_the_number_of_its_devices():
 
 
 def test_a_trainer_waits_for_the_layers_of_a_graph():
-    net = SymbolBlock(SyncBatchNorm(in_channels=1)(DATA), DATA)
-    net.initialize()
+    net = ready(SymbolBlock(SyncBatchNorm(in_channels=1)(DATA), DATA))
     trainer = Trainer(convert_sync_batchnorm(net).collect_params(), "sgd")
     assert type(trainer) is not Trainer  # a subclass that waits
 
@@ -314,9 +305,7 @@ def test_statistics_that_layers_share(is_graph, mode):
         make_parallel(net, cpus(2)).initialize()
         set_mode(net, mode)
         for _ in range(5):
-            with autograd.record():
-                loss = net(mx.nd.random.normal(1, 2, shape=(12, 3)))
-            loss.backward()
+            differentiate(net, mx.nd.random.normal(1, 2, shape=(12, 3)))
         check_replicas(net)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mxnet import autograd
 from mxnet.gluon import nn
-from support.helpers import MODES, imported, run_python, set_mode
+from support.helpers import MODES, imported, ready, run_python, set_mode
 from support.nd import nd
 
 
@@ -50,8 +50,7 @@ def gradient(net, x):
 
 
 def test_graph_for_gpus_is_refused_on_a_cpu(monkeypatch):
-    net = conv_net()
-    net.initialize()
+    net = ready(conv_net())
     net(batch())  # parameters of known shapes, which MXNet 1.6 needs for a graph
     net.hybridize()
     with monkeypatch.context() as patch:

@@ -1,7 +1,4 @@
-"""The layer in MXNet on GPU contexts.
-
-The nets have only our layers, so no result depends on a kernel of MXNet.
-"""
+"""The layer on GPU contexts of MXNet, in nets without any other layers."""
 
 from gluon_syncbn import SyncBatchNorm
 

@@ -12,6 +12,7 @@ from support.helpers import (
     assert_all_near,
     cpus,
     put,
+    ready,
     set_mode,
     split_rows,
     summed_grad,
@@ -98,8 +99,7 @@ class Masked(Function):
 
 
 def test_numpy_arrays():
-    layer = SyncBatchNorm(num_devices=1, epsilon=0)
-    layer.initialize()
+    layer = ready(SyncBatchNorm(num_devices=1, epsilon=0))
     with mx.util.np_shape(True), mx.util.np_array(True), autograd.train_mode():
         y = layer(mx.np.array([[1.0], [3], [9]]), mx.np.array([1, 1, 0], dtype=bool))
         assert isinstance(y, mx.np.ndarray)
@@ -115,8 +115,7 @@ def test_numpy_arrays():
     ],
 )
 def test_a_mask_that_does_not_fit(mask, error, text):
-    layer = SyncBatchNorm(num_devices=1)
-    layer.initialize()
+    layer = ready(SyncBatchNorm(num_devices=1))
     with pytest.raises(error, match=text):
         layer(nd.ones((2, 3, 4)), mask)
 

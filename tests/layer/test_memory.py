@@ -11,6 +11,7 @@ import gluon_syncbn
 import mxnet as mx, numpy as np
 from mxnet import autograd
 from mxnet.gluon import nn
+from support.helpers import ready
 from support.nd import nd
 
 steps = int(sys.argv[1])
@@ -25,8 +26,7 @@ net.add(nn.Conv2D(16, 3, padding=1), nn.BatchNorm(), nn.Dropout(0.3))
 # gamma starts at 0, so forward keeps the input of this layer for backward
 net.add(gluon_syncbn.SyncBatchNorm(activation='leaky_relu', gamma_initializer='zeros'))
 net.add(nn.Conv2D(8, 3, padding=1))
-net = gluon_syncbn.make_parallel(net, devices.contexts)
-net.initialize()
+net = ready(gluon_syncbn.make_parallel(net, devices.contexts))
 net.hybridize()
 trainer = mx.gluon.Trainer(net.collect_params(), 'sgd', {'learning_rate': 1e-4})
 shapes = [(4, 3, 8, 8), (3, 3, 9, 7), (6, 3, 5, 12), (2, 3, 16, 16), (1, 3, 8, 8)]
@@ -74,8 +74,7 @@ print(json.dumps([resident(0.0), resident(1.0)]))
 
 FREED = """
 from support.helpers import status
-layer = gluon_syncbn.SyncBatchNorm(num_devices=1)
-layer.initialize()
+layer = ready(gluon_syncbn.SyncBatchNorm(num_devices=1))
 with autograd.train_mode():
     layer(nd.ones((2, 3))).wait_to_read()
 other = np.ones(2**24)  # 128 MB

@@ -1,7 +1,4 @@
-"""The native operator reads and writes arrays in any layout, and sparse arrays.
-
-CI also runs these tests with GLUON_SYNCBN_NATIVE=0, where MXNet's Custom does.
-"""
+"""The native operator takes arrays in any layout, as Custom does without it."""
 
 import functools
 import os
@@ -16,7 +13,14 @@ import pytest
 from mxnet import autograd
 from mxnet.gluon import HybridBlock, nn
 from support import reference
-from support.helpers import MODES, assert_all_near, output_of, set_mode
+from support.helpers import (
+    MODES,
+    assert_all_near,
+    output_of,
+    ready,
+    set_mode,
+    step_of_layer,
+)
 from support.nd import nd
 
 # Convolutions do not use oneDNN without this, so all arrays are row-major.
@@ -69,8 +73,7 @@ FUNCTIONS = between, plain_gradient, plain_input, part, other_shape, twice
 def results(function, norm, mode, dtype="float32", channels=16):
     """Return outputs, gradients and parameters of two steps with grad_req "add"."""
     rng = np.random.default_rng(0)
-    net = Net(function, norm(in_channels=channels), channels)
-    net.initialize()
+    net = ready(Net(function, norm(in_channels=channels), channels))
     set_mode(net, mode).cast(dtype)
     x = nd.array(rng.normal(1, 2, (4, 16, 7, 9)), dtype=dtype)
     parameters = net.collect_params().values()
@@ -113,10 +116,8 @@ def test_neighbours_in_blocked_layouts(function, mode, activation):
     is_counted = function is between and HAS_BLOCKS and native.is_used()
     before = load().gluon_syncbn_blocked_calls()
     assert_like_batch_norm(function, mode, activation)
-    if is_counted:
-        assert (
-            load().gluon_syncbn_blocked_calls() - before == 4
-        )  # y and dx of two steps
+    if is_counted:  # y and dx of two steps
+        assert load().gluon_syncbn_blocked_calls() - before == 4
 
 
 @pytest.mark.parametrize("channels", [8, 24, 17, 3])
@@ -126,19 +127,6 @@ def test_channels(channels):
 
 # ---- Arrays that only an imperative program makes. Results in two layouts are equal up
 # to the order of sums.
-
-
-def step_of(x, dy, axis, channels, **options):
-    """Return y, dx and dgamma of a new layer for an array and a gradient."""
-    options = {"axis": axis, "in_channels": channels, **options}
-    layer = gluon_syncbn.SyncBatchNorm(num_devices=1, **options)
-    layer.initialize()
-    x.attach_grad()
-    with autograd.record():
-        y = layer(x)
-    y.backward(dy)
-    arrays = y, x.grad, layer.gamma.grad()
-    return [array.asnumpy() for array in arrays]
 
 
 def blocked(seed, shape=(4, 16, 6, 6)):
@@ -153,8 +141,7 @@ def blocked(seed, shape=(4, 16, 6, 6)):
 
 def blocked_weight():
     """Return a weight in the layout that a convolution has chosen in inference."""
-    net = nn.Conv2D(16, 3, in_channels=16, use_bias=False)
-    net.initialize()
+    net = ready(nn.Conv2D(16, 3, in_channels=16, use_bias=False))
     net.weight.set_data(plain(blocked(3, (16, 16, 3, 3))))
     net(nd.ones((2, 16, 9, 9))).wait_to_read()
     return net.weight.data()
@@ -177,12 +164,10 @@ def plain(array):
 @pytest.mark.parametrize("name", ARRAYS)
 def test_an_array_in_any_layout(name, axis):
     make = ARRAYS[name]
-    channels = make().shape[axis]
     for dy in plain(make() * 2), blocked(2, make().shape) if make().ndim == 4 else None:
-        expected = step_of(
-            plain(make()), dy if dy is None else plain(dy), axis, channels
-        )
-        found = step_of(make(), dy, axis, channels)
+        right_dy = dy if dy is None else plain(dy)
+        expected = step_of_layer(plain(make()), right_dy, axis=axis)
+        found = step_of_layer(make(), dy, axis=axis)
         assert_all_near(found, expected, "float32", 600, scale=10)
 
 
@@ -190,14 +175,13 @@ def test_an_array_in_any_layout(name, axis):
 def test_gradients_are_added_to_an_array_in_any_layout(gradient):
     if native.missing():
         pytest.skip("MXNet raises an error before Custom runs")
-    layer = gluon_syncbn.SyncBatchNorm(num_devices=1, in_channels=16)
-    layer.initialize()
+    layer = ready(gluon_syncbn.SyncBatchNorm(num_devices=1, in_channels=16))
     shape = gradient(4).shape
     x, dys = blocked(1, shape), [blocked(2, shape), plain(blocked(3, shape))]
     expected = gradient(4).asnumpy()
     autograd.mark_variables([x], [gradient(4)], ["add"])
     for dy in dys:
-        expected = expected + step_of(plain(x), plain(dy), 1, 16)[1]
+        expected = expected + step_of_layer(plain(x), plain(dy))[1]
         with autograd.record():
             y = layer(x)
         y.backward(dy)
@@ -206,22 +190,11 @@ def test_gradients_are_added_to_an_array_in_any_layout(gradient):
 
 def test_a_copy_of_the_input_keeps_its_layout():
     """Backward reads a copy of x if gamma is 0, and y may have got another layout."""
-    layer = gluon_syncbn.SyncBatchNorm(
-        activation="leaky_relu",
-        num_devices=1,
-        in_channels=16,
-        gamma_initializer="zeros",
-    )
-    layer.initialize()
-    found = []
-    for x, dy in (plain(blocked(1)), plain(blocked(2))), (blocked(1), blocked(2)):
-        x.attach_grad()
-        with autograd.record():
-            y = layer(x)
-        y.asnumpy()  # makes y row-major
-        y.backward(dy)
-        found.append([x.grad.asnumpy(), layer.gamma.grad().asnumpy()])
-    assert_all_near(*found, "float32", 600, scale=10)
+    options = {"activation": "leaky_relu", "gamma_initializer": "zeros"}
+    x, dy = blocked(1), blocked(2)
+    expected = step_of_layer(plain(x), plain(dy), **options)
+    found = step_of_layer(x, dy, reads_y=True, **options)
+    assert_all_near(found, expected, "float32", 600, scale=10)
 
 
 # ---- Sparse arrays, which become dense copies.
@@ -246,8 +219,7 @@ def test_sparse_neighbours(place, mode):
     found = []
     for stype in "default", "row_sparse":
         norm = gluon_syncbn.SyncBatchNorm(num_devices=1, in_channels=3)
-        net = set_mode(Sparse(norm, place == "product"), mode)
-        net.initialize()
+        net = ready(set_mode(Sparse(norm, place == "product"), mode))
         x = mx.nd.array([[1, 2, 3], [4, 5, 7.0], [0, 0, 0]])
         x = x.tostype(stype) if place == "x" else x
         if place != "x":
@@ -268,10 +240,9 @@ import os
 import gluon_syncbn
 import mxnet as mx
 from mxnet import autograd
-from support.helpers import cpus, status
+from support.helpers import cpus, ready, status
 
-layer = gluon_syncbn.SyncBatchNorm(in_channels=1)
-layer.initialize(ctx=cpus(2))
+layer = ready(gluon_syncbn.SyncBatchNorm(in_channels=1), ctx=cpus(2))
 big = mx.nd.ones((800, 800), mx.cpu(1))
 
 def forward(x):

@@ -92,9 +92,9 @@ def test_finite_shards_with_an_infinite_variance_of_the_batch(devices):
 
 ONE_VALUE = """
 import gluon_syncbn, mxnet as mx
+from support.helpers import ready
 from support.nd import nd
-layer = gluon_syncbn.SyncBatchNorm(in_channels=3)
-layer.initialize()
+layer = ready(gluon_syncbn.SyncBatchNorm(in_channels=3))
 for rows in 2, 1, 1:
     with mx.autograd.train_mode():
         layer(nd.ones((rows, 3))).wait_to_read()

@@ -1,8 +1,4 @@
-"""Run the code of pages and docstrings. Find public names that the reference lacks.
-
-sybil finds the examples. pytest itself runs the doctests of modules, and
-scripts/docs.sh builds the site, which checks its links.
-"""
+"""Run the code of pages, and find public names that the reference lacks."""
 
 import importlib.util
 import inspect
@@ -60,9 +56,9 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
 
 
 def programs():
-    """Return the programs for several processes; programs that shut down come last.
+    """Return programs for several processes that do not use a kvstore (test_training).
 
-    Programs for MXNet's kvstore are left out, because test_training.py runs them.
+    Programs that shut down come last.
     """
     modules = Sybil(
         [docstrings.PythonCodeBlockParser()],

@@ -23,24 +23,9 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from support.blocks import Double, in_threads, move
-from support.helpers import (
-    Loop,
-    cpus,
-    differentiate,
-    repetitions,
-    set_mode,
-    whole,
-)
+from support.helpers import Loop, cpus, ready, repetitions, set_mode, whole
 from support.nd import nd
-from support.nets import (
-    Normalized,
-    column,
-    one_weight,
-    started,
-    state_of,
-    train,
-    weight_gradient,
-)
+from support.nets import Normalized, started, state_of, train
 
 REPEAT = repetitions()
 
@@ -204,18 +189,6 @@ def test_maps_inside_of_maps(make_devices):
     assert contexts_of_calls(devices, turned) == turned.contexts * 2
 
 
-def test_a_parallel_net_gets_shards_inside_of_the_map_of_its_devices(devices):
-    """Splitting is not recorded, so the batch gets no gradient."""
-    net, x = one_weight(devices.contexts, 3.0), column(1, 2)
-    differentiate(net, x)  # sums gradients over devices, but the map below must not
-    x.attach_grad()
-    with autograd.record():
-        totals = devices.map(lambda x: net(x).sum(), devices.split(x))
-    assert [y.context for y in totals] == devices.contexts
-    devices.map(lambda y: y.backward(), totals)
-    assert weight_gradient(net) == 3 and (x.grad.asnumpy() == 0).all()
-
-
 @pytest.mark.timeout(60)
 def test_a_thread_does_not_wait_for_ever_for_its_turn(devices):
     gluon_syncbn.set_timeout(0.2)
@@ -263,15 +236,13 @@ def test_a_copy_of_a_net_in_a_plain_loop_has_parameters_of_its_own():
     net, x = allow_plain_loop(nn.Dense(1, in_units=2)), nd.ones((1, 2))
     net.initialize(mx.init.One(), ctx=cpus(2))
     net(x)
-    twin = copy.deepcopy(net)
-    twin.initialize(mx.init.Zero(), force_reinit=True)
+    twin = ready(copy.deepcopy(net), mx.init.Zero(), force_reinit=True)
     assert net(x).asnumpy() == 2 and twin(x).asnumpy() == 0
 
 
 def test_a_plain_loop_goes_on_after_the_net_has_moved():
     """The net is called twice on each context. No call cancels pending work."""
-    net = allow_plain_loop(nn.Dense(1, in_units=2))
-    net.initialize(ctx=cpus(2))
+    net = ready(allow_plain_loop(nn.Dense(1, in_units=2)), ctx=cpus(2))
     number = failures.latest_recovery[0]
     for contexts in cpus(2), cpus(1):
         move(net, contexts)

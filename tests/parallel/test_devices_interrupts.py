@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from support.helpers import output_of, repetitions
+from support.helpers import differentiate, output_of, ready, repetitions
 from support.nd import nd
 
 TRIALS = 125 * repetitions()
@@ -150,15 +150,12 @@ def test_a_handler_raises_at_any_instant_of_a_step(number, is_selected, make_dev
     handle.handler = signal.SIG_IGN  # this attribute must be ignored
 
     def step():
-        with autograd.record():
-            loss = net(rows) * nd.array([[1], [2]])
-        loss.backward()
+        differentiate(lambda: net(rows) * nd.array([[1], [2]]))
         trainer.step(2)
 
     net = nn.HybridSequential()
     net.add(nn.BatchNorm(in_channels=2), nn.Dense(1, in_units=2))
-    net = gluon_syncbn.make_parallel(net, make_devices(3).contexts)
-    net.initialize()
+    net = ready(gluon_syncbn.make_parallel(net, make_devices(3).contexts))
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"momentum": 0.9})
     trained = [p for p in net.collect_params().values() if p.grad_req != "null"]
     rows = nd.array([[1, 2], [3, 5]])

@@ -1,8 +1,4 @@
-"""A step that fails has updated everything, or nothing.
-
-A run without failures has the right values after each step. In another run each step
-fails once. Then it must have the values from before the step, or the right values.
-"""
+"""A step that fails has updated everything, or nothing."""
 
 import threading
 from contextlib import suppress
@@ -125,18 +121,13 @@ class Program:
 
 
 def saboteur(program, kind, place, number):
-    """Return a function `strike` that makes a step fail in one of four ways.
-
-    "exception": `strike` raises an error at `place`. "absent": a context misses an
-    exchange. "read": the program also reads the error of "absent" before trainer.step,
-    so MXNet forgets it. "cancelled": another thread calls recover before trainer.step.
-    """
+    """Return a function `strike` that makes a step fail in one of four ways."""
     victim = CONTEXTS[number % 2]
 
     def strike(where, context):
         if kind in ("absent", "read") and where == "forward" and context == victim:
-            return "absent"
-        if kind == "read" and where == "step":
+            return "absent"  # the context misses an exchange
+        if kind == "read" and where == "step":  # then MXNet forgets the error
             with suppress(mx.MXNetError):
                 program.losses[1 - number % 2].wait_to_read()
         if kind == "exception" and where == place and context in (victim, None):

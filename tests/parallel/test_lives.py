@@ -1,13 +1,10 @@
 """Lives of nets: a program on several devices does what it does on one device.
 
-A life is a random order of what programs do with a net. After each step outputs,
-parameters, statistics and gradients are compared with plain MXNet on one device, run
-imperatively in float64. Then the program of one device gets the compared values, so
-each step is compared by itself. hypothesis reduces a life that differs, and prints its
-steps. The 100 lives are always the same. GLUON_SYNCBN_LIVES=1000 runs as many random
-lives.
+After each step of a random life all arrays are compared with plain MXNet on one device,
+which then gets the compared values. GLUON_SYNCBN_LIVES=1000 runs other lives each time.
 """
 
+import itertools
 import os
 
 import gluon_syncbn
@@ -26,11 +23,16 @@ from hypothesis.stateful import (
 )
 from support.blocks import gluon_1_only
 from support.helpers import MODES, cpus
-from support.lives import CALLS, GRADIENTS, LOSSES, WRITES, Life
-from support.nets import assert_same
+from support.lives import GRADIENTS, LOSSES, STEPS, WRITES, Life
+from support.nets import CALLS, assert_same
 
 COUNT = int(os.environ.get("GLUON_SYNCBN_LIVES", "100"))
 one_of, rows, flag = st.sampled_from, st.integers(1, 7), st.booleans()
+grad_reqs, kvstores = (
+    one_of(["write", "add", "null"]),
+    one_of(["device", "local", None]),
+)
+optimizers = one_of(["sgd", "nag"])
 # Contexts in their order. MXNet's current context, cpu(0), is not always the first one.
 PLACES = cpus(2), cpus(1), cpus(3), cpus(2, first=1), cpus(2)[::-1]
 
@@ -39,8 +41,41 @@ def to_numpy(array):
     return array.asnumpy() if isinstance(array, mx.nd.NDArray) else array
 
 
-def while_parallel(method):
-    return precondition(lambda lives: lives.many.is_parallel)(method)
+def is_parallel(lives):
+    return lives.many.is_parallel
+
+
+TRAINING = {
+    "calls": st.lists(one_of(list(CALLS)), min_size=1, max_size=3),
+    "loss": one_of(LOSSES),
+    "rows": rows,
+    "inputs": one_of([None, "write", "add"]),
+    "gradients": one_of(GRADIENTS),
+    "step": one_of(STEPS),
+    "has_two_scopes": flag,
+    "trains": one_of([True, True, False]),
+    "looks": flag,
+}
+
+
+def may_grow(lives):
+    return lives.many.is_parallel and len(lives.one.net.layers) < 7
+
+
+def follows_calls(lives):
+    """Return False if MXNet's own layers update their statistics in backward."""
+    return not lives.many.updates_in_backward()
+
+
+def same(method, when=None, **strategies):
+    """Make a rule that calls a method of both lives, if `when` holds."""
+
+    def act(self, **arguments):
+        self.both(method, **arguments)
+
+    act.__name__ = method
+    act = rule(**strategies)(act)
+    return precondition(when)(act) if when else act
 
 
 class Lives(RuleBasedStateMachine):
@@ -77,140 +112,56 @@ class Lives(RuleBasedStateMachine):
 
     # ---- Calls.
 
-    @rule(
-        call=one_of(list(CALLS)),
-        loss=one_of(LOSSES),
-        rows=rows,
-        inputs=one_of([None, "write", "add"]),
-        gradients=one_of(GRADIENTS),
-        has_two_scopes=flag,
-        trains=one_of([True, True, False]),
-        steps=one_of([True, True, False]),
-        looks=flag,
-    )
-    def train(self, call, loss, rows, inputs, gradients, **flags):
-        if self.many.updates_in_backward():
-            call, flags["has_two_scopes"] = "once", False
-        self.both("train", call, loss, rows, inputs, gradients, *flags.values())
+    @rule(**TRAINING)
+    def train(self, calls, loss, has_two_scopes, **arguments):
+        if not follows_calls(self):
+            calls, has_two_scopes = ["once"], False
+            loss = "sum" if loss == "one by one" else loss
+        for call in calls:
+            kind = {"call": call, "loss": "penalty" if call == "nothing" else loss}
+            self.both("train", has_two_scopes=has_two_scopes, **kind, **arguments)
 
-    @rule(rows=rows, count=st.integers(1, 3))
-    def predict(self, rows, count):
-        self.both("predict", rows, count)
+    @rule(**TRAINING)  # a life trains more often than it does other things
+    def train_again(self, **arguments):
+        self.train(**arguments)
 
-    @precondition(lambda lives: not lives.many.updates_in_backward())
-    @rule(rows=rows)
-    def adapt(self, rows):
-        self.both("adapt", rows)
-
-    @rule()
-    def read(self):
-        self.both("read")
+    predict = same("predict", rows=rows, count=st.integers(1, 3))
+    map = same("map", lambda lives: lives.many.may_map(), trains=flag)
+    adapt = same("adapt", follows_calls, rows=rows)
+    read, fail = same("read"), same("fail")
 
     @rule()
     def check_replicas(self):
         gluon_syncbn.check_replicas(self.many.net)
 
-    @rule()
-    def fail(self):
-        self.both("fail")
-
     # ---- Parameters.
 
-    @rule()
-    def keep(self):
-        self.both("keep")
-
-    @rule(road=one_of(WRITES))
-    def write(self, road):
-        self.both("write", road)
-
-    @rule()
-    def initialize_again(self):
-        self.both("initialize")
-
-    @rule()
-    def reset_ctx(self):
-        self.both("reset_ctx")
-
-    @rule(number=st.integers(0, 20), grad_req=one_of(["write", "add", "null"]))
-    def set_grad_req(self, number, grad_req):
-        self.both("set_grad_req", number, grad_req)
-
-    @rule(grad_req=one_of(["add", "write"]))
-    def accumulate(self, grad_req):
-        self.both("accumulate", grad_req)
+    keep, write = same("keep"), same("write", road=one_of(WRITES), looks=flag)
+    initialize_again, reset_ctx = same("initialize"), same("reset_ctx")
+    set_grad_req = same("set_grad_req", number=st.integers(0, 20), grad_req=grad_reqs)
+    accumulate = same("accumulate", grad_req=one_of(["add", "write"]))
 
     # ---- Trainers.
 
-    @rule(optimizer=one_of(["sgd", "nag"]), kvstore=one_of(["device", "local", None]))
-    def renew_trainer(self, optimizer, kvstore):
-        self.both("renew_trainer", optimizer, kvstore=kvstore)
-
-    @rule(rate=one_of([2**-7, 2**-6, 0.0]))
-    def set_learning_rate(self, rate):
-        self.both("set_learning_rate", rate)
-
-    @rule()
-    def save_states(self):
-        self.both("save_states")
-
-    @precondition(lambda lives: lives.one.states)
-    @rule()
-    def load_states(self):
-        self.both("load_states")
+    renew_trainer = same("renew_trainer", optimizer=optimizers, kvstore=kvstores)
+    set_learning_rate = same("set_learning_rate", rate=one_of([2**-7, 2**-6, 0.0]))
+    save_states = same("save_states")
+    load_states = same("load_states", lambda lives: lives.one.states)
 
     # ---- Nets.
 
-    @while_parallel
-    @rule(mode=one_of(list(MODES)))
-    def hybridize(self, mode):
-        self.both("hybridize", mode)
-
-    @rule(contexts=one_of(PLACES), keeps_states=flag)
-    def move(self, contexts, keeps_states):
-        self.both("move", contexts, True, False, keeps_states)
-
-    @rule(reverts_norms=flag, keeps_states=flag)
-    def move_to_one_device(self, reverts_norms, keeps_states):
-        self.both("move", cpus(1), False, reverts_norms, keeps_states)
-
-    @while_parallel
-    @rule()
-    def make_parallel_again(self):
-        self.both("make_parallel_again")
-
-    @while_parallel
-    @rule()
-    def revert_norms(self):
-        self.both("revert_norms")
-
-    @rule()
-    def convert(self):
-        self.both("convert")
-
-    @rule(frozen=flag)
-    def freeze(self, frozen):
-        self.both("freeze", frozen)
-        self.is_frozen = frozen
-
-    is_frozen = False
-
-    @precondition(lambda lives: not lives.is_frozen)
-    @rule(sizes=st.lists(rows, min_size=1, max_size=3))
-    def recompute(self, sizes):
-        self.both("recompute", sizes)
-
-    @while_parallel
-    @precondition(lambda lives: len(lives.one.net.layers) < 7)
-    @rule(is_norm=flag, trains=flag)
-    def add_layer(self, is_norm, trains):
-        self.both("add_layer", is_norm, trains)
-
+    hybridize = same("hybridize", is_parallel, mode=one_of(list(MODES)))
+    move = same("move", contexts=one_of(PLACES), keeps_states=flag)
+    move_to_one = same("move_to_one", reverts_norms=flag, keeps_states=flag)
+    make_parallel_again = same("make_parallel_again", is_parallel)
+    revert_norms, convert = same("revert_norms", is_parallel), same("convert")
+    freeze = same("freeze", frozen=flag)
+    sizes = st.lists(rows, min_size=1, max_size=3)
+    recompute = same("recompute", lambda lives: not lives.one.is_frozen, sizes=sizes)
     # MXNet cannot copy a hybridized net that was called.
-    @precondition(lambda lives: lives.many.mode == "imperative")
-    @rule(goes_on=flag)
-    def copy(self, goes_on):
-        self.both("copy", goes_on)
+    copy = same("copy", lambda lives: lives.many.mode == "imperative", goes_on=flag)
+
+    add_layer = same("add_layer", may_grow, is_norm=flag, trains=flag)
 
 
 @gluon_1_only("nets of Gluon 2 hold weak references, which are not copied")
@@ -225,3 +176,16 @@ def test_lives():
         suppress_health_check=list(HealthCheck),
     )
     run_state_machine_as_test(Lives, settings=options)
+
+
+@gluon_1_only("arrays of mx.nd")
+@pytest.mark.parametrize("call", CALLS)
+def test_each_call_with_each_loss(call):
+    """Random lives may draw a combination of these rarely."""
+    losses = ["penalty"] if call == "nothing" else LOSSES
+    for contexts in PLACES[0], PLACES[2]:
+        lives = Lives()
+        lives.one, lives.many = Life(None), Life(contexts)
+        for inputs, loss in itertools.product([None, "write", "add"], losses):
+            kind = call, loss, 6, inputs, "grad", "trainer", False
+            lives.both("train", *kind, trains=True, looks=False)

@@ -53,11 +53,9 @@ def read(report):
 
 
 def watched_run(devices, first, pause=0.0):
-    """Train a small net. Making a batch takes `pause` seconds.
+    """Train a small net on batches that take `pause` seconds; return facts of a report.
 
-    Return the BatchNorm's name, the report's shares for each device, and the
-    report's last line. The fourth result is the share that a device has if it
-    waits for 8 sleeps of SLOW seconds.
+    The last fact is the share of a device that waits for 8 sleeps of SLOW seconds.
     """
     net = nn.Sequential()
     net.add(first, nn.Dense(4, in_units=3), nn.BatchNorm(), nn.Dense(2))

@@ -100,6 +100,47 @@ def test_a_weight_that_the_program_has_written(use, current, tmp_path):
     assert all((array.asnumpy() == USES[use]).all() for array in found)
 
 
+def through_list_data(net):
+    return weight_of(net).list_data()[0]
+
+
+def through_data(net):
+    return weight_of(net).data()
+
+
+@pytest.mark.parametrize("road", [through_data, through_list_data])
+def test_a_copy_is_read_after_an_array_that_the_program_kept_was_written(road):
+    """Also by a child, which runs on the device of its argument."""
+    net = nn.HybridSequential()
+    net.add(nn.Dense(1, use_bias=False, in_units=1))
+    make_parallel(net, cpus(2)).initialize(mx.init.One())
+    first, last = cpus(2)
+    kept = road(net)
+    for value in 7, 5:
+        assert weight_of(net).data(last).asnumpy() != value
+        kept[:] = value
+        assert weight_of(net).data(last).asnumpy() == value
+        kept[:] = value + 1
+        assert (net[0](ONES.as_in_context(last)).asnumpy() == value + 1).all()
+
+
+def test_a_net_that_has_values_before_it_is_parallel():
+    results = []
+    for contexts in cpus(2), None:
+        net = started(Normalized(), None)
+        if contexts:
+            make_parallel(net, contexts, reset_ctx=True)
+        differentiate(lambda x, net=net: (net(x) ** 2).sum(), array(X))
+        results.append(
+            [
+                p.grad().asnumpy()
+                for p in net.collect_params().values()
+                if p.grad_req != "null"
+            ]
+        )
+    assert_same(*results)
+
+
 def initialize_again(net):
     net.initialize(mx.init.Constant(0.75), force_reinit=True)
     net(array(X[:1]))

@@ -41,25 +41,6 @@ from support.nets import (
 )
 
 
-def test_calls_of_two_scopes(devices):
-    net, other = one_weight(devices.contexts), nd.ones(1)
-    other.attach_grad()
-    with autograd.record():
-        first = net(column(1, 2)).sum()
-        beside = other * 3
-    with autograd.record():
-        second = net(column(5, 6)).sum()
-        second.backward(retain_graph=True)  # inside of the scope
-    beside.backward()  # `beside` does not depend on the net
-    assert weight_gradient(net) == 11
-    for grad in net.weight.list_grad():
-        grad[:] = 0
-    second.backward()
-    assert weight_gradient(net) == 11
-    first.backward()
-    assert weight_gradient(net) == 3 and other.grad.asnumpy() == 3
-
-
 @gluon_1_only("all parameters of Gluon 2 are dense")
 def test_sparse_parameters(devices):
     """One of the parameters is not used."""
@@ -169,17 +150,6 @@ def interrupt(*_):
 
 
 # ---- Calls, threads and modes that a check or a graph could confuse.
-
-
-@pytest.mark.parametrize("contexts", [cpus(2), cpus(2)[::-1]])
-def test_calls_with_arrays_on_several_contexts(contexts):
-    """A net gets its own output, and real and made data on two contexts."""
-    net = one_weight(contexts)
-    differentiate(lambda x: net(net(x)), nd.ones((4, 1)))
-    assert weight_gradient(net) == 8
-    real, made = (column(1, 2).as_in_context(context) for context in cpus(2))
-    differentiate(lambda: net(real) - 3 * net(made).as_in_context(mx.cpu()))
-    assert weight_gradient(net) == -6
 
 
 def test_penalty_while_another_thread_runs_the_net():
@@ -363,23 +333,6 @@ def test_net_that_reads_a_variable_that_is_no_argument(way):
         net(array(X))
 
 
-@pytest.mark.parametrize(
-    "function, rows",
-    [
-        (lambda F, h: h.mean(), 4),
-        (lambda F, h: h.mean(), 5),
-        (lambda F, h: F.dot(h, h, transpose_b=True), 5),
-        (lambda F, h: F.transpose(F.expand_dims(h, axis=0), axes=(2, 1, 0)), 5),
-    ],
-)
-def test_output_whose_first_axis_is_not_the_rows(function, rows):
-    net = started(Net(dense(), function=function), cpus(2))
-    words = rf"must have {-(-rows // 2)} rows|on cpu\(1\)"
-    with pytest.raises(ValueError, match=words):
-        with autograd.record():
-            net(array(X[:rows]))
-
-
 def test_the_net_runs_once_on_each_device():
     """GluonCV's R-CNN accepts only one number of rows."""
     calls = []
@@ -390,18 +343,6 @@ def test_the_net_runs_once_on_each_device():
 
     net = started(Net(dense(), function=reshape), cpus(2))
     assert net(array(X)).shape == (6, 2) and calls == cpus(2)
-
-
-class Prediction:
-    def __init__(self, mean):
-        self.mean = mean
-
-
-@pytest.mark.parametrize("kind", [Prediction, lambda mean: iter([mean])])
-def test_objects_with_arrays_of_one_device_are_refused(kind):
-    net = started(Net(dense(), function=lambda F, h: (h, kind(h))), cpus(2))
-    with pytest.raises(ValueError, match="output 1 .* an object"):
-        net(array(X))
 
 
 def test_parallel_net_inside_a_net_with_other_contexts(devices, make_devices):
@@ -430,17 +371,27 @@ def test_head_gradient_of_another_shape_or_dtype(rows, dtype, devices):
     assert weight_gradient(net) == 3
 
 
+class Prediction:
+    def __init__(self, mean):
+        self.mean = mean
+
+
 @pytest.mark.parametrize(
     "outputs, pattern",
     [
-        (lambda x: [x.mean()] * 2, r"2 rows.*\(1?,?\).*cpu\(0\)"),
+        (lambda x: [x.mean()] * 2, r"must have 2 rows.*\(1?,?\).*cpu\(0\)"),
+        (lambda x: [nd.expand_dims(x, 0)] * 2, r"must have 2 rows.*cpu\(0\)"),
+        (lambda x: [nd.dot(x, x, transpose_b=True)] * 2, r"on cpu\(1\)"),
         (lambda x: ([x], [x, x]), r"float32 \(\*, 1\).*cpu\(1\)"),
         (lambda x: ({"a": x, "b": x}, {"b": x, "a": x}), r"\['b', 'a'\]|cpu\(1\)"),
         (lambda x: (x, x.tile((1, 2))), r"\(\*, 1\).*\(\*, 2\)"),
         (lambda x: (x, x.astype("float64")), r"float32.* float64"),
+        (lambda x: [(x, Prediction(x))] * 2, "output 1 .* an object"),
+        (lambda x: [(x, iter([x]))] * 2, "output 1 .* an object"),
     ],
 )
-def test_outputs_that_cannot_be_joined(outputs, pattern, devices):
+def test_outputs_that_are_refused(outputs, pattern, devices):
+    """`outputs` returns the output of each device."""
     net = nn.Lambda(lambda x: outputs(x)[x.context.device_id])
     net, x = make_parallel(net, devices.contexts), column(1, 2, 3)
     with pytest.raises(ValueError, match=pattern), autograd.record():

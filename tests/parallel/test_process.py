@@ -1,8 +1,4 @@
-"""A process forks and exits without a hang while operators of the layer are pending.
-
-MXNet's handlers of forks and exits stop the threads of custom operators, and then wait
-for the operators that these threads should have run.
-"""
+"""A process forks and exits without a hang while operators of the layer are pending."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,6 +10,7 @@ import os, signal, subprocess, sys, threading
 import gluon_syncbn, mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import nn
+from support.helpers import ready
 from support.nd import nd
 
 contexts = [mx.cpu(0), mx.cpu(1)]
@@ -57,8 +54,7 @@ class Fails(autograd.Function):
         raise RuntimeError("mine")
 
 def fail():
-    net = gluon_syncbn.make_parallel(nn.Dense(1, in_units=3), contexts)
-    net.initialize()
+    net = ready(gluon_syncbn.make_parallel(nn.Dense(1, in_units=3), contexts))
     with autograd.record():
         loss = Fails()(net(nd.ones((4, 3))))
     try:
@@ -80,8 +76,7 @@ import ctypes, gc, weakref
 from gluon_syncbn.mxnet_private import tape
 from gluon_syncbn.parallel import recorded_call
 
-net = gluon_syncbn.make_parallel(nn.Dense(1, in_units=3), contexts)
-net.initialize()
+net = ready(gluon_syncbn.make_parallel(nn.Dense(1, in_units=3), contexts))
 calls, library = [], tape._LIB
 record = library.MXCustomFunctionRecord
 library.MXCustomFunctionRecord = lambda *args: calls.append(args[-1]) or record(*args)
@@ -126,8 +121,7 @@ PROGRAMS = {
     "a graph is deleted while the GIL is held": DELETE_WHILE_THE_GIL_IS_HELD,
     "no map begins after the exit handlers": NO_MAP_AFTER_THE_EXIT,
     "a first call does not disturb a wait of another thread": """
-layer = gluon_syncbn.SyncBatchNorm()
-layer.initialize()
+layer = ready(gluon_syncbn.SyncBatchNorm())
 errors, end = [], threading.Event()
 
 def wait():
@@ -156,8 +150,7 @@ os._exit(print('done', flush=True) or 0)
 """,
     "no threads": """
 import resource
-layer = gluon_syncbn.SyncBatchNorm(num_devices=2, timeout=1)
-layer.initialize(ctx=contexts)
+layer = ready(gluon_syncbn.SyncBatchNorm(num_devices=2, timeout=1), ctx=contexts)
 with autograd.train_mode():
     devices.map(layer, devices.split(x))  # starts all threads
     mx.nd.waitall()
@@ -176,8 +169,7 @@ os._exit(print('done', flush=True) or 0)
     # The layer would time out if the thread could not queue its call during the fork.
     "fork while another thread queues": """
 gluon_syncbn.set_timeout(5)
-layer = gluon_syncbn.SyncBatchNorm(num_devices=2)
-layer.initialize(ctx=contexts)
+layer = ready(gluon_syncbn.SyncBatchNorm(num_devices=2), ctx=contexts)
 begins = threading.Event()
 os.register_at_fork(before=begins.set)  # runs before gluon_syncbn's handler
 
@@ -287,8 +279,7 @@ first.start()
 first.join()
 
 def interrupted():
-    layer = make()
-    layer.initialize(ctx=contexts)
+    layer = ready(make(), ctx=contexts)
     with autograd.train_mode():
         y = layer(x)
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()

@@ -1,9 +1,7 @@
 """Random nets of SyncBatchNorm layers are trained and agree with a float64 oracle.
 
-A program is a net and its steps. The oracle is given the net's own parameters,
-statistics and gradients before each step, so that each step is compared independently.
-hypothesis reduces a program that fails, and prints it. The 100 programs are always the
-same. GLUON_SYNCBN_PROGRAMS=10000 runs 10000 programs, which differ each time.
+The oracle gets the net's own values before each step, so each step is compared by
+itself. GLUON_SYNCBN_PROGRAMS=10000 runs 10000 programs, which differ each time.
 """
 
 import os

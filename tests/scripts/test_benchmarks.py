@@ -1,7 +1,4 @@
-"""The benchmarks and the ablation, end to end with tiny sizes.
-
-Nothing is asserted about times: on a busy machine they mean nothing.
-"""
+"""The benchmarks and the ablation run end to end with tiny sizes."""
 
 import json
 import sys

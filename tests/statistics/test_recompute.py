@@ -17,6 +17,7 @@ from support.helpers import (
     assert_near,
     cpus,
     operators,
+    ready,
     set_mode,
     value,
 )
@@ -56,8 +57,7 @@ def oracle(batches):
 def initialized(contexts, norm):
     net = small_net(norm)
     net.cast("float64")
-    net.initialize(ctx=contexts)
-    return net
+    return ready(net, ctx=contexts)
 
 
 def graph_of(contexts, norm):
@@ -100,8 +100,7 @@ def test_equals_all_elements_together(make, norm, way, mode):
 @pytest.mark.parametrize("unbiased", [False, True])
 def test_both_divisors_in_float32(unbiased):
     """The mean is 500 times the standard deviation, so sums must be float64."""
-    layer = SyncBatchNorm(in_channels=2, unbiased_running_var=unbiased)
-    layer.initialize()
+    layer = ready(SyncBatchNorm(in_channels=2, unbiased_running_var=unbiased))
     batches = [1000 + batch for batch in batches_of(shape=(2,), dtype="float32")]
     recompute_statistics(layer, batches)
     right = np.concatenate(batches).astype("float64").var(axis=0, ddof=unbiased)
@@ -182,8 +181,7 @@ X = np.ones((4, 3, 6, 5), "float32")
 )
 @pytest.mark.parametrize("norm, count", [(SyncBatchNorm, 2), (nn.BatchNorm, 1)])
 def test_an_error_changes_nothing(norm, count, batches, pattern):
-    net = make_parallel(small_net(norm), cpus(count), sync_bn=False)
-    net.initialize()
+    net = ready(make_parallel(small_net(norm), cpus(count), sync_bn=False))
     before = [statistics(net, k) for k in range(count)]
     with pytest.raises(ValueError, match=pattern):
         recompute_statistics(net, batches)
@@ -199,8 +197,7 @@ def test_an_error_changes_nothing(norm, count, batches, pattern):
 
 def test_batches_that_do_not_count():
     """A batch that is not finite is skipped, and batches after `steps` are not read."""
-    layer = SyncBatchNorm(in_channels=1, nonfinite="skip")
-    layer.initialize()
+    layer = ready(SyncBatchNorm(in_channels=1, nonfinite="skip"))
     batches = iter([nd.array([[x]]) for x in (1.0, np.inf, 3.0, 7.0)])
     recompute_statistics(layer, batches, steps=3)
     assert statistics(layer) == [2, 1] and next(batches).asnumpy() == 7
@@ -209,8 +206,7 @@ def test_batches_that_do_not_count():
 
 
 def test_an_earlier_call_that_is_still_queued_does_not_count():
-    layer = SyncBatchNorm(in_channels=1)
-    layer.initialize()
+    layer = ready(SyncBatchNorm(in_channels=1))
     batches, ones = [nd.array([[1.0], [3.0]])], nd.ones((2000, 2000))
     mx.nd.waitall()
     layer(nd.dot(ones, ones)[:, :1])  # takes some 0.1 s
@@ -227,8 +223,7 @@ def test_several_inputs_and_another_batch_axis():
         def compute(self, F, x, y):
             return self.norm(x + y)
 
-    net = make_parallel(Add(), cpus(2), batch_axis=1)
-    net.initialize()
+    net = ready(make_parallel(Add(), cpus(2), batch_axis=1))
     x, y = np.array([[1.0, 2, 3]]), np.array([[0.0, 0, 3]])
     recompute_statistics(net, [(x.astype("float32"), y.astype("float32"))])
     assert statistics(net) == [3, np.float32(14 / 3)]
@@ -236,10 +231,7 @@ def test_several_inputs_and_another_batch_axis():
 
 def net_of_one(contexts, parallel):
     net = SyncBatchNorm(in_channels=1)  # must not get labels as its second argument
-    if parallel:
-        make_parallel(net, contexts)
-    net.initialize(ctx=contexts)
-    return net
+    return ready(make_parallel(net, contexts) if parallel else net, ctx=contexts)
 
 
 @pytest.mark.parametrize("mode", ["imperative", "static_shape"])

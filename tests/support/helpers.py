@@ -1,7 +1,4 @@
-"""Graph modes, training, comparison and subprocesses for all tests.
-
-All tolerances come from reference.py.
-"""
+"""Graph modes, training, comparisons and subprocesses for all tests."""
 
 import json
 import os
@@ -11,6 +8,7 @@ import time
 from ctypes import CFUNCTYPE, c_void_p, cast, py_object
 from pathlib import Path
 
+from gluon_syncbn import SyncBatchNorm
 from gluon_syncbn.mxnet_private.arrays import push
 
 import mxnet as mx
@@ -90,6 +88,29 @@ def queue_step(devices, net, shards, dys):
     return devices.map(step, shards, dys)
 
 
+def ready(block, *arguments, **options):
+    """Initialize a block; return it."""
+    block.initialize(*arguments, **options)
+    return block
+
+
+def step_of_layer(x, dy, train_mode=True, axis=1, reads_y=False, **options):
+    """Return y, dx and dgamma of a new SyncBatchNorm, for NDArrays or NumPy arrays."""
+    options = {"axis": axis, "in_channels": x.shape[axis], **options}
+    layer = SyncBatchNorm(num_devices=1, **options)
+    layer.cast(str(np.dtype(x.dtype)))
+    layer.initialize()
+    if isinstance(x, np.ndarray):
+        x, dy = (nd.array(a, dtype=str(x.dtype)) for a in (x, dy))
+    x.attach_grad()
+    with autograd.record(train_mode):
+        y = layer(x)
+    if reads_y:
+        y.asnumpy()  # makes y row-major
+    y.backward(dy)
+    return [array.asnumpy() for array in (y, x.grad, layer.gamma.grad())]
+
+
 def differentiate(function, *arguments):
     with autograd.record():
         y = function(*arguments)
@@ -162,10 +183,7 @@ def _write_two(_, array):
 
 
 def queue_hidden_write(array):
-    """Queue work that is declared to only read an array, but writes 2 to the array.
-
-    oneDNN's convolution can also write to its weight, which is declared as only read.
-    """
+    """Queue a write of 2 that is declared as a read, as oneDNN writes to weights."""
     _kept.append(array)
     push(_write_two, id(array), array.context, [array])
 

@@ -1,7 +1,4 @@
-"""The life of a net: what a program does with a net, on one device or on several.
-
-Each method of Life is one thing that programs do. It returns arrays for comparisons.
-"""
+"""The life of nets: a method for each thing that programs do with them."""
 
 import copy
 from tempfile import NamedTemporaryFile
@@ -23,103 +20,47 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from support.blocks import move
-from support.helpers import MODES, set_mode, summed_grad
-from support.nets import array, dense, started
+from support.helpers import MODES, set_mode
+from support.nets import (
+    CALLS,
+    Body,
+    Branches,
+    Ramp,
+    StatisticsInForward,
+    array,
+    dense,
+    started,
+)
 
 X = [[1.0, 2], [3, 5], [-1, 2], [0, 1], [4, -2], [2, 2], [-2, 1]]
 # A large epsilon keeps the norm from amplifying rounding errors.
 NORM = {"in_channels": 2, "momentum": 0.75, "epsilon": 0.5}
 
 
-class StatisticsInForward(nn.BatchNorm):
-    """MXNet's BatchNorm that updates its running statistics in forward, as ours does.
-
-    MXNet updates them in backward, so without a backward they would stay, and the last
-    of several calls would come first.
-    """
-
-    collected = None  # a list of inputs while statistics are recomputed
-
-    def forward(self, x):
-        statistics = [p.data() for p in (self.running_mean, self.running_var)]
-        uses_batch = autograd.is_training() or self.collected is not None
-        uses_batch = uses_batch and not self._kwargs["use_global_stats"]
-        inputs = x, self.gamma.data(), self.beta.data(), *(s.copy() for s in statistics)
-        with autograd.train_mode() if uses_batch else autograd.predict_mode():
-            y = mx.nd.BatchNorm(*inputs, **self._kwargs)
-        if self.collected is not None and uses_batch:
-            self.collected.append(x)
-        elif uses_batch:
-            momentum = self._kwargs["momentum"]
-            self.write([momentum * s for s in statistics], 1 - momentum, x.detach())
-        return y
-
-    def write(self, former, weight, x):
-        with autograd.pause():
-            mean = x.mean(axis=0)
-            var = ((x - mean) ** 2).mean(axis=0)
-            self.running_mean.set_data(former[0] + weight * mean)
-            self.running_var.set_data(former[1] + weight * var)
-
-
-class Body(gluon.Block):
-    """A net whose forward can fail on one context."""
-
-    def __init__(self, norm):
-        super().__init__()
-        self.failing, self.layers = None, nn.HybridSequential()
-        self.layers.add(dense(), norm, dense(), nn.Activation("tanh"))
-
-    def forward(self, x):
-        if x.context == self.failing:
-            raise ArithmeticError
-        return self.layers(x)
-
-
-class Ramp(mx.init.Initializer):
-    def _init_weight(self, name, data):
-        data[:] = np.linspace(-1, 1.25, data.size).reshape(data.shape)
-
-
-# Calls of a net in the scope of record. Each returns a list of outputs.
-
-
-def _target(net, other, x, scope):
-    with scope():
-        target = net(x)
-    return [net(x) - target.detach()]
-
-
-CALLS = {
-    "once": lambda net, other, x: [net(x)],
-    "twice": lambda net, other, x: [net(x), net(x[:1] * 2)],
-    "chain": lambda net, other, x: [net(other(x))],
-    "chain and one": lambda net, other, x: [net(other(x)), net(x)],
-    "own output": lambda net, other, x: [net(net(x))],
-    "followed": lambda net, other, x: [other(net(x)), other(x)],
-    "own target": lambda *given: _target(*given, autograd.predict_mode),
-    "paused target": lambda *given: _target(*given, autograd.pause),
-}
-LOSSES = "sum", "list", "each row", "given gradients", "penalty"
-GRADIENTS = "kept as is", "grad", "list_grad", "attribute", "clip", "zero_grad"
+LOSSES = (
+    *("sum", "list", "one by one", "each row", "given gradients"),
+    *("penalty", "penalty first"),
+)
+GRADIENTS = (
+    *("kept as is", "grad", "list_grad", "attribute", "clip", "zero_grad"),
+    *("of each context", "other current context"),
+)
 WRITES = (
-    *("data", "of the first context", "list_data", "other current context"),
+    *("data", "of each context", "list_data", "other current context"),
     *("set_data", "kept arrays", "load"),
 )
+STEPS = "trainer", "trainer", "reduced before", "own optimizer", "none"
 
 
 class Life:
-    """Nets, their trainer, and what the program has kept of them.
-
-    `contexts` is None for the program of one device, which knows no parallel nets.
-    """
+    """Nets and their trainer; on one device, without our package, if no contexts."""
 
     def __init__(self, contexts):
         self.is_one, self.contexts = contexts is None, contexts or [mx.cpu(0)]
         self.net = started(Body(self._norm()), contexts)
-        self.other = started(dense(), contexts, seed=2)
+        self.other = started(Branches(), contexts, seed=2)
         self.is_parallel, self.mode = not self.is_one, "imperative"
-        self.kept, self.states = [], None
+        self.kept, self.states, self.is_frozen = [], None, False
         self.renew_trainer("sgd")
 
     def _norm(self):
@@ -132,7 +73,8 @@ class Life:
         return [p for net in self.nets() for p in net.collect_params().values()]
 
     def learned(self):
-        return [p for p in self.parameters() if not p.name.endswith(("mean", "var"))]
+        fixed = "mean", "var", "shift"
+        return [p for p in self.parameters() if not p.name.endswith(fixed)]
 
     def trained(self):
         return [p for p in self.learned() if p.grad_req != "null"]
@@ -143,22 +85,35 @@ class Life:
 
     # ---- Calls.
 
-    def train(self, call, loss, rows, inputs, gradients, *flags):
-        has_two_scopes, trains, steps, looks = flags
+    def train(self, call, loss, rows, inputs, gradients, step, has_two_scopes, **flags):
+        trains = flags["trains"]
         x = array(X[:rows])
         if inputs:
             x.attach_grad(inputs)
             x.grad[:] = 0.25
-        found = [self.net(x)] if looks else []
-        outputs = []
+        found = [self.net(x)] if flags["looks"] else []
+        self.net.scale[:], outputs = 1 + rows / 8, []
         for factor in (1, 0.5)[: 1 + has_two_scopes]:
             with autograd.record(train_mode=trains):
+                first = self.parameters() if loss == "penalty first" else []
+                penalty = sum((p.data() ** 2).sum() for p in first)
                 outputs += CALLS[call](self.net, self.other, x * factor)
                 heads, head_gradients = self._heads(outputs, loss)
-        autograd.backward(heads, head_gradients, train_mode=trains)
+                heads += [penalty] if first else []
+                for head in reversed(heads) if loss == "one by one" else ():
+                    head.backward(retain_graph=True, train_mode=trains)
+        if loss != "one by one":
+            autograd.backward(heads, head_gradients, train_mode=trains)
+        if step == "reduced before":
+            self.trainer.allreduce_grads()
         self._change_gradients(gradients)
-        if steps:
+        if step == "reduced before":
+            self.trainer.update(1, ignore_stale_grad=True)
+        elif step == "trainer":
             self.trainer.step(1, ignore_stale_grad=True)
+        elif step == "own optimizer":
+            for p in self.trained():
+                p.data()[:] -= 2**-7 * p.grad()
         found += [*outputs, *heads]
         return found + [x.grad] if inputs else found
 
@@ -170,9 +125,7 @@ class Life:
             losses = [(y[k] ** 2).sum() for y in outputs for k in range(len(y))]
         if loss == "penalty":
             losses += [(p.data() ** 2).sum() for p in self.trained()]
-        if loss != "sum":
-            return losses, None
-        return [sum(losses[1:], losses[0])], None
+        return [sum(losses[1:], losses[0])] if loss == "sum" else losses, None
 
     def _change_gradients(self, road):
         gradients = [p.grad() for p in self.trained()]
@@ -180,6 +133,11 @@ class Life:
             gradients = [p.list_grad()[0] for p in self.trained()]
         elif road == "attribute":
             gradients = [p.data().grad for p in self.trained()]
+        elif road == "of each context":
+            gradients = [p.grad(c) for p in self.trained() for c in self.contexts]
+        elif road == "other current context":
+            with mx.cpu(1):
+                gradients = [p.grad() for p in self.trained()]
         elif road == "zero_grad":
             for net in self.nets():
                 net.collect_params().zero_grad()
@@ -194,6 +152,30 @@ class Life:
     def predict(self, rows, count):
         return [self.net(self.other(array(X[k : k + rows]))) for k in range(count)]
 
+    def may_map(self):
+        """Return True if gradients of a map are as if the net had got the batch."""
+        has_sums = any(p.grad_req == "add" for p in self.learned())
+        return self.is_parallel and not has_sums and not unsynchronized_layers(self.net)
+
+    def map(self, trains):
+        """Pass each device its rows in `Devices.map`, and update if `trains`."""
+
+        def call(x):
+            with autograd.record() if trains else autograd.pause():
+                y = self.net(x)
+                loss = (y**2).sum()
+            if trains:
+                loss.backward()
+            return y
+
+        shards, run = [array(X)], map
+        if not self.is_one:
+            shards, run = self.net.devices.split(*shards), self.net.devices.map
+        ys = [y.asnumpy() for y in run(call, shards)]
+        if trains:
+            self.trainer.step(1, ignore_stale_grad=True)
+        return [np.concatenate(ys)]
+
     def adapt(self, rows):
         """Call the net in training mode without recording, and then predict."""
         with autograd.train_mode():
@@ -205,7 +187,12 @@ class Life:
         last, parameters = self.contexts[-1], self.parameters()
         found = [p.data(last) for p in parameters]
         found += [array for p in parameters for array in p.list_data()[-1:]]
-        return found + list(map(summed_grad, self.trained()))
+        for k, p in enumerate(self.trained()):
+            if not getattr(p, "is_summed", False):  # a device may have its own gradient
+                found.append(p.list_grad()[0])
+            else:
+                found.append(p.grad(last) if k % 2 else p.list_grad()[-1])
+        return found
 
     def fail(self):
         """Let a device fail while others wait for it, and recover."""
@@ -228,7 +215,8 @@ class Life:
         self.kept = [p.data() for p in self.learned()]
         return []
 
-    def write(self, road):
+    def write(self, road, looks):
+        """Change the learned parameters; return what the last context has then."""
         if road == "kept arrays":
             self._scale(self.kept)
         elif road == "set_data":
@@ -241,13 +229,13 @@ class Life:
                 self.net.load_parameters(file.name)
         elif road == "list_data":
             self._scale([p.list_data()[0] for p in self.learned()])
-        elif road == "of the first context":
-            self._scale([p.data(self.contexts[0]) for p in self.learned()])
+        elif road == "of each context":
+            self._scale([p.data(c) for p in self.learned() for c in self.contexts])
         else:
             current = mx.cpu(1) if road == "other current context" else mx.cpu(0)
             with current:
                 self._scale([p.data() for p in self.learned()])
-        return []
+        return [p.data(self.contexts[-1]) for p in self.learned() if looks]
 
     def _scale(self, arrays):
         for data in arrays:
@@ -288,6 +276,7 @@ class Life:
         settings = {"learning_rate": 2**-7, "momentum": 0.5}
         parameters = self.parameters()  # MXNet would sort a dict by names
         self.trainer = gluon.Trainer(parameters, optimizer, settings, **options)
+        self.optimizer = optimizer
         return []
 
     def set_learning_rate(self, rate):
@@ -297,12 +286,15 @@ class Life:
     def save_states(self):
         with NamedTemporaryFile() as file:
             self.trainer.save_states(file.name)
-            self.states = file.read()
+            self.states = self.optimizer, file.read()
         return []
 
     def load_states(self):
+        optimizer, states = self.states
+        if optimizer != self.optimizer:  # MXNet cannot load states of other optimizers
+            self.renew_trainer(optimizer)
         with NamedTemporaryFile() as file:
-            file.write(self.states)
+            file.write(states)
             file.flush()
             self.trainer.load_states(file.name)
         return []
@@ -317,7 +309,10 @@ class Life:
                 set_mode(self.net, mode)
         return []
 
-    def move(self, contexts, is_parallel, reverts_norms, keeps_states):
+    def move_to_one(self, **options):
+        return self.move([mx.cpu(0)], is_parallel=False, **options)
+
+    def move(self, contexts, keeps_states, is_parallel=True, reverts_norms=False):
         """Move to `contexts`, parallel or not, and make a new trainer."""
         if keeps_states:
             self.save_states()
@@ -337,15 +332,20 @@ class Life:
             # MXNet's own faults: static_shape with other arrays, statistics too late.
             is_right = self.mode != "static_shape" and not self.updates_in_backward()
             self.hybridize(self.mode if is_right else "imperative")
-        self.renew_trainer("sgd")
+        self.renew_trainer(self.optimizer)
         return self.load_states() if keeps_states else []
 
     def make_parallel_again(self):
-        if not self.is_one:
-            for net in self.nets():
-                revert_parallel(net)
-                make_parallel(net, self.contexts)
-        return []
+        """Predict with a reverted net on the last device between two make_parallel."""
+        x = array(X).as_in_context(self.contexts[-1])
+        if self.is_one:
+            return [self.other(x)]
+        for net in self.nets():
+            revert_parallel(net)
+        y = self.other(x)
+        for net in self.nets():
+            make_parallel(net, self.contexts)
+        return [y]
 
     def convert(self):
         return self._unless_one(convert_sync_batchnorm)
@@ -362,6 +362,7 @@ class Life:
         return [x for x in self.net.layers if isinstance(x, StatisticsInForward)]
 
     def freeze(self, frozen):
+        self.is_frozen = frozen
         if not self.is_one:
             freeze_statistics(self.net, frozen)
         for norm in self._norms():

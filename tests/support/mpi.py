@@ -24,6 +24,7 @@ from mxnet import autograd
 from mxnet.gluon import nn
 from gluon_syncbn import Devices, SyncBatchNorm, distributed
 from support.blocks import by_gluon, name_scope, prefixed
+from support.helpers import differentiate, ready
 from support.nd import nd
 
 def error_of(function, *arguments):

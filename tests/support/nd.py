@@ -1,7 +1,4 @@
-"""The operators of `mx.nd`. In Gluon 2 they take and return arrays of `mx.np`.
-
-Tests do not use the operators of `mx.np`, because MXNet 1.6 has few of them.
-"""
+"""The operators of `mx.nd`, which in Gluon 2 take and return arrays of `mx.np`."""
 
 import sys
 from functools import wraps

@@ -41,10 +41,7 @@ def state_dtype(dtype):
 
 
 class Use:
-    """One call of a layer with the whole batch: its output `y` and its new `state`.
-
-    A state has gamma, beta and running statistics as Values.
-    """
+    """One call of a layer: its output `y`, and its new `state` as Values."""
 
     def __init__(self, program, options, state, x, trains):
         self._options, self._dtype, self._trains = options, program.dtype, trains

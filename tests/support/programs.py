@@ -1,8 +1,4 @@
-"""Random training programs of layers: a strategy of hypothesis, their nets and data.
-
-A program describes a small net, how it runs, and its steps. If a program fails,
-hypothesis moves each choice toward its first value.
-"""
+"""Random training programs of layers: a strategy of hypothesis, their nets and data."""
 
 from types import SimpleNamespace
 
@@ -104,10 +100,7 @@ def steps(draw, program):
 
 
 class ProgramNet(Function):
-    """A net that calls the layers `program.uses` with the batch; returns all outputs.
-
-    If the program has convolutions, each call is between two identity convolutions.
-    """
+    """A net that calls the layers `program.uses`, perhaps between convolutions."""
 
     def __init__(self, program, layers):
         super().__init__()

@@ -1,7 +1,4 @@
-"""The float64 oracle: batch normalization of the whole batch in one array.
-
-Tests compare with it, within the tolerances of this file.
-"""
+"""The float64 oracle of batch normalization, and the tolerances of comparisons."""
 
 from gluon_syncbn.reference import (
     reduction_axes,
@@ -34,8 +31,7 @@ def activate(z, function, slope=0.0):
 def reconstruction_error(dtype, function, largest):
     """Return the largest error of x_hat if backward computes it from y, else 0.
 
-    `largest` is the largest |x_hat|. src/op/sync_batch_norm.cc bounds the error by
-    u (largest + 8), where u is the unit roundoff of `dtype`.
+    src/op/sync_batch_norm.cc bounds it by u (largest |x_hat| + 8).
     """
     if function not in ("identity", "leaky_relu"):
         return 0.0
