@@ -62,6 +62,7 @@ def test_the_import_of_a_clone_that_was_not_built_is_an_error(tmp_path, monkeypa
         # _ctypes stands for a library that was built from other sources.
         ("other sources", Path(_ctypes.__file__).read_bytes()),
     ],
+    ids=["bytes", "of other sources"],
 )
 def test_a_wrong_library_is_not_loaded(words, content, tmp_path, monkeypatch):
     file = tmp_path / "wrong.so"

@@ -3,7 +3,7 @@
 from functools import partial
 
 from gluon_syncbn import check_replicas, make_parallel
-from gluon_syncbn.mxnet_private.arrays import flatten
+from gluon_syncbn.nested import flatten
 
 import mxnet as mx
 import numpy as np
