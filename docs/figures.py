@@ -138,7 +138,8 @@ def cost():
     ratios = {}
     for row, base in zip(rows[::2], rows[1::2]):
         ratio = row["median_ms"] / base["median_ms"]
-        ratios.setdefault(row["net"], {}).setdefault(row["layer"], []).append(ratio)
+        if row["update"]:
+            ratios.setdefault(row["net"], {}).setdefault(row["layer"], []).append(ratio)
     f = Figure(640, 60 + 84 * len(ratios), "Time of a step relative to nn.BatchNorm")
 
     def x_of(ratio):

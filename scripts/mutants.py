@@ -25,7 +25,7 @@ LIBRARIES = ("gluon_syncbn", "gluon_syncbn_mpi")
 NEAREST = [
     ("src/exchange/mpi_transport.cc", (), ["tests/distributed"]),
     ("src/exchange", NATIVE[:3], []),
-    ("src/op", NATIVE[3:], ["tests/layer", "tests/parallel/test_every_kind.py"]),
+    ("src/op", NATIVE[3:], ["tests/layer"]),
     ("src/mxnet", (), ["tests/layer", "tests/parallel/test_errors.py"]),
     ("gluon_syncbn/distributed", (), ["tests/distributed"]),
     ("gluon_syncbn/native", (), ["tests/parallel", "tests/package/test_main.py"]),

@@ -72,27 +72,30 @@ def bound(name="benchmark_layer.json"):
     return f"{numbers * 4 / document['copy_gb_s'] / 1e6:.1f}"
 
 
-def nets(name="benchmark_net.json"):
+def nets(name="benchmark_net.json", only=()):
     """Return a table of times of a training step relative to nn.BatchNorm's.
 
-    A cell is the lowest and the highest ratio of all modes. In the file, each row of a
-    layer precedes the row of nn.BatchNorm from the same process and mode.
+    `only` has the nets of the table, or nothing for all. A cell is the lowest and the
+    highest ratio of its modes. In the file, each row of a layer precedes the row of
+    nn.BatchNorm from the same process, mode and kind of step.
     """
     document, ratios = read(name), {}
     for row, base in zip(document["rows"][::2], document["rows"][1::2]):
-        ratio = row["median_ms"] / base["median_ms"]
-        layers = ratios.setdefault((row["net"], row["contexts"]), {})
-        layers.setdefault(row["layer"], []).append(ratio)
+        kind = row["layer"], row["update"]
+        kinds = ratios.setdefault((row["net"], row["contexts"]), {})
+        kinds.setdefault(kind, []).append(row["median_ms"] / base["median_ms"])
     rows = []
-    for case, layers in ratios.items():
-        found = [layers.get(layer, []) for layer in ("gluon_syncbn", "contrib")]
-        rows.append(
-            [*case, *(f"{min(r):.2f} to {max(r):.2f}" if r else "" for r in found)]
-        )
+    for case, kinds in ratios.items():
+        if only and case[0] not in only:
+            continue
+        columns = ("gluon_syncbn", False), ("gluon_syncbn", True), ("contrib", True)
+        found = [kinds.get(column, []) for column in columns]
+        texts = [[f"{ratio:.2f}" for ratio in sorted(r)] for r in found]
+        rows.append([*case, *(" to ".join(sorted({*t[:1], *t[-1:]})) for t in texts)])
     head = f"net, on a machine that copies {document['copy_gb_s']:.0f} GB/s"
-    ours = "gluon_syncbn (one worker)"
-    contrib = "MXNet's SyncBatchNorm (two workers)"
-    return markdown([head, "contexts", ours, contrib], rows)
+    ours = "gluon_syncbn, forward and backward", "gluon_syncbn, whole step"
+    contrib = "MXNet's SyncBatchNorm, whole step"
+    return markdown([head, "contexts", *ours, contrib], rows)
 
 
 def memory(name="benchmark_memory.json"):

@@ -1,14 +1,15 @@
 """Time training steps of nets on CPU contexts, relative to nn.BatchNorm's.
 
-A step is forward, a loss, backward and Trainer.step. Before a layer is timed, the loss
-and the gradient of the last weight are compared with a step of one context with the
-whole batch. The errors of a synchronized layer must be less than a tenth of
-nn.BatchNorm's, or rounding. (Deeper gradients are no better test, because fifty layers
-of float32 amplify rounding.)
+A step is forward, a loss and backward, without and with Trainer.step. Before a layer is
+timed, the loss and the gradient of the last weight are compared with a float64 step of
+nn.BatchNorm on one context with the whole batch. The relative errors of a synchronized
+layer must be less than a tenth of nn.BatchNorm's on these contexts, or rounding: ten
+times the larger error of nn.BatchNorm in float32 on one context, because forty layers
+amplify rounding.
 
 Each synchronized layer has processes of its own, in which nn.BatchNorm is also timed.
 
-    python scripts/benchmarks/benchmark_net.py  # about 8 minutes
+    python scripts/benchmarks/benchmark_net.py  # about 12 minutes
 """
 
 import functools
@@ -85,7 +86,7 @@ VARIABLES = {"gluon_syncbn": {}, "contrib": {WORKERS: "2"}}
 class Candidate:
     """A net with one kind of layer in one graph mode, and a batch."""
 
-    def __init__(self, name, layer, mode, devices, x):
+    def __init__(self, name, layer, mode, devices, x, dtype="float32"):
         norm = LAYERS[layer]
         if layer != "BatchNorm":
             norm = functools.partial(norm, num_devices=len(devices))
@@ -94,23 +95,25 @@ class Candidate:
         xavier = mx.init.Xavier(magnitude=2)
         net.initialize(xavier, ctx=devices.contexts, force_reinit=True)
         net(mx.nd.zeros(x.shape, ctx=devices.contexts[0]))  # deferred initialization
+        net.cast(dtype)
         net.apply(lambda block: setattr(block, "_rate", 0))  # a field of Dropout
         self.net, self.devices = set_mode(net, mode), devices
         options = {"learning_rate": 0.001, "momentum": 0.9}
         self.trainer = gluon.Trainer(net.collect_params(), "sgd", options)
-        self.shards = devices.split(x)
+        self.shards = devices.split(x.astype(dtype))
 
     def loss(self, x):
         y = self.net(x)
         y = y[0] if isinstance(y, (list, tuple)) else y
         return mx.nd.softmax(y, axis=1)[:, 0].square().sum()
 
-    def step(self):
-        """Run a training step; return the losses of the shards."""
+    def step(self, update=True):
+        """Run a training step, without or with the update; return the shards' losses."""
         with autograd.record():
             losses = self.devices.map(self.loss, self.shards)
         self.devices.map(lambda loss: loss.backward(), losses)
-        self.trainer.step(sum(map(len, self.shards)))
+        if update:
+            self.trainer.step(sum(map(len, self.shards)))
         mx.nd.waitall()
         return losses
 
@@ -121,14 +124,23 @@ class Candidate:
         return loss, sum(gradient.asnumpy() for gradient in [*weights][-1].list_grad())
 
 
+def distances(found, right):
+    """Return relative errors."""
+    norm = np.linalg.norm
+    return [norm(a - b) / norm(b) for a, b in zip(found, right)]
+
+
 def measure(name, count, layer, quick):
     """Return the rows of `layer` and of nn.BatchNorm in each mode."""
-    shape, repetitions = NETS[name][1], 1 if quick else 9
+    shape, repetitions = NETS[name][1], 1 if quick else 15
     shape = (count * shape[0], *shape[1:])
     x = np.random.default_rng(0).normal(size=shape).astype("float32")
     contexts = [mx.cpu(k) for k in range(count)]
     one, devices = map(gluon_syncbn.Devices, (contexts[:1], contexts))
-    right = Candidate(name, "BatchNorm", "imperative", one, x).results()
+    single, right = (
+        Candidate(name, "BatchNorm", "imperative", one, x, dtype).results()
+        for dtype in ("float32", "float64")
+    )
     case = {"net": name, "shape": list(shape), "contexts": count}
     case["workers"] = os.environ.get(WORKERS, "default")
     rows = []
@@ -136,20 +148,20 @@ def measure(name, count, layer, quick):
         steps, errors = {}, []
         for kind in layer, "BatchNorm":
             candidate = Candidate(name, kind, mode, devices, x)
-            pairs = zip(candidate.results(), right)
-            errors.append([np.linalg.norm(a - b) for a, b in pairs])
-            steps[kind] = candidate.step
-        limits = [
-            max(other / 10, 1e-4 * np.linalg.norm(b))
-            for other, b in zip(errors[1], right)
-        ]
+            errors.append(distances(candidate.results(), right))
+            for update in False, True:
+                steps[kind, update] = functools.partial(candidate.step, update)
+        rounding = max(distances(single, right))
+        limits = [max(other / 10, 10 * rounding) for other in errors[1]]
         if not all(error < limit for error, limit in zip(errors[0], limits)):
             rule = f"errors of loss and gradient must be below {limits}"
             sys.exit(f"{name}, {layer}, {mode}: {rule}, got {errors[0]}")
         times = benchmarking.take_turns(steps, repetitions, warm_up=1 if quick else 3)
-        for kind, seconds in times.items():
-            row = {"layer": kind, "mode": mode, **case}
-            rows.append({**row, **benchmarking.statistics(seconds)})
+        for update in False, True:
+            for kind in layer, "BatchNorm":
+                row = {"layer": kind, "mode": mode, "update": update, **case}
+                seconds = times[kind, update]
+                rows.append({**row, **benchmarking.statistics(seconds)})
     return rows
 
 

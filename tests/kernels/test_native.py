@@ -8,6 +8,9 @@ import json
 import os
 import platform
 import shutil
+import sys
+
+from gluon_syncbn.layer import native_operator
 
 import pytest
 from support.helpers import ROOT, run_tool
@@ -33,15 +36,7 @@ EMULATED = {name for name in TESTS if name.startswith("test_cuda_")}
     ],
 )
 def test_native(sanitizer, tmp_path, request):
-    build = ROOT / "build" / f"tests_{sanitizer}"  # kept, as compiling takes minutes
-    options = ["-DGLUON_SYNCBN_BUILD_TESTS=ON", f"-DGLUON_SYNCBN_SANITIZE={sanitizer}"]
-    # Headers take most of the time of small sources, so several are compiled as one.
-    options += ["-DCMAKE_UNITY_BUILD=ON"]
     targets, excluded = TESTS, []
-    if sanitizer:
-        options += ["-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-Og -g1"]
-    if sanitizer and not FULL:
-        options.append("-DGLUON_SYNCBN_WIDE_KERNELS=OFF")
     if sanitizer == "thread" or (sanitizer and not FULL):
         # Even with FULL, the thread sanitizer cannot follow the emulated GPU's fibers.
         targets = TESTS - EMULATED
@@ -50,10 +45,7 @@ def test_native(sanitizer, tmp_path, request):
     if targets != TESTS:
         # Run test_kernels once only, with the best instruction set that was built.
         excluded = ["-E", "|".join(["_(generic|avx2)", *(TESTS - targets)])]
-    if shutil.which("ninja"):
-        options += ["-G", "Ninja"]
-    run_tool("cmake", "-S", ROOT / "src", "-B", build, *options)
-    run_tool("cmake", "--build", build, "--parallel", "2", "--target", *targets)
+    build = build_targets(sanitizer, targets)
     options = ["--output-on-failure", "--parallel", "2"]
     output = run_tool("ctest", "--test-dir", build, *options, *excluded)
     assert "100% tests passed" in output and "test_exchange" in output
@@ -61,6 +53,43 @@ def test_native(sanitizer, tmp_path, request):
         check_avx_code_has_no_weak_symbols(build)
     if not sanitizer and request.config.getoption("full"):
         check_all_parts_on_the_emulated_gpu(tmp_path / "out")
+
+
+def build_targets(sanitizer, targets):
+    """Build targets in a folder that is kept, because compiling takes minutes."""
+    build = ROOT / "build" / f"tests_{sanitizer}"
+    options = ["-DGLUON_SYNCBN_BUILD_TESTS=ON", f"-DGLUON_SYNCBN_SANITIZE={sanitizer}"]
+    # Headers take most of the time of small sources, so several are compiled as one.
+    options += ["-DCMAKE_UNITY_BUILD=ON"]
+    if sanitizer:
+        options += ["-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-Og -g1"]
+    if sanitizer and not FULL:
+        options.append("-DGLUON_SYNCBN_WIDE_KERNELS=OFF")
+    if shutil.which("ninja"):
+        options += ["-G", "Ninja"]
+    run_tool("cmake", "-S", ROOT / "src", "-B", build, *options)
+    run_tool("cmake", "--build", build, "--parallel", "2", "--target", *targets)
+    return build
+
+
+@pytest.mark.full
+def test_the_native_operator_under_the_address_sanitizer():
+    """MXNet's engine calls it, so the sanitizer's library must be in the process."""
+    if reason := native_operator.missing():
+        pytest.skip(reason)
+    build = build_targets("address,undefined", ["gluon_syncbn"])
+    names = "libasan.so", "libstdc++.so.6"
+    libraries = [run_tool("g++", f"-print-file-name={n}").strip() for n in names]
+    variables = {
+        "LD_PRELOAD": " ".join(libraries),
+        # Python and MXNet keep memory until the process ends.
+        "ASAN_OPTIONS": "detect_leaks=0:detect_odr_violation=0",
+        "GLUON_SYNCBN_LIBRARY": build / "libgluon_syncbn.so",
+    }
+    settings = [f"{name}={value}" for name, value in variables.items()]
+    test = ROOT / "tests/layer/test_native_operator.py"
+    run = sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test
+    assert " passed" in run_tool("env", *settings, *run)
 
 
 def check_avx_code_has_no_weak_symbols(build):
