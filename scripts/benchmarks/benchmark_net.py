@@ -108,7 +108,7 @@ class Candidate:
         return mx.nd.softmax(y, axis=1)[:, 0].square().sum()
 
     def step(self, update=True):
-        """Run a training step, without or with the update; return the shards' losses."""
+        """Run a step, without or with the update; return the losses of the shards."""
         with autograd.record():
             losses = self.devices.map(self.loss, self.shards)
         self.devices.map(lambda loss: loss.backward(), losses)
