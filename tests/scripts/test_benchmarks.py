@@ -26,10 +26,13 @@ def test_a_benchmark_writes_what_tables_read(name, tmp_path):
     elif name == "memory":
         assert all(r["peak_mb"] >= r["after_forward_mb"] > 0 for r in rows)
     else:
-        assert [row["workers"] for row in rows] == ["default"] * 2 + ["2"] * 2
-        ours, base, contrib, base_of_contrib = (row["median_ms"] for row in rows)
-        for ratio in ours / base, contrib / base_of_contrib:
-            assert f"| {ratio:.2f} to {ratio:.2f} |" in output
+        assert [row["workers"] for row in rows] == ["default"] * 4 + ["2"] * 4
+        assert [row["update"] for row in rows] == [False, False, True, True] * 2
+        times = [row["median_ms"] for row in rows]
+        ours, ours_with_update, _, contrib_with_update = (
+            f"{time / base:.2f}" for time, base in zip(times[::2], times[1::2])
+        )
+        assert f"| {ours} | {ours_with_update} | {contrib_with_update} |" in output
 
 
 def test_what_is_wrong_is_not_timed(monkeypatch):
