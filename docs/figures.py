@@ -143,7 +143,7 @@ def cost():
     f = Figure(640, 60 + 84 * len(ratios), "Time of a step relative to nn.BatchNorm")
 
     def x_of(ratio):
-        return 130 + 140 * ratio
+        return 160 + 135 * ratio
 
     bottom = 25 + 84 * len(ratios)
     for tick in range(4):
