@@ -18,6 +18,7 @@ from .parameters import (
     contexts_of,
     copy_to_others,
     gradients_of,
+    is_fresh,
     list_contexts,
     mark_fresh,
 )
@@ -189,6 +190,7 @@ def undo_replicate(parameter: Any) -> None:
             for gradient in gradients_of(parameter)[1:]:
                 gradient = gradient.as_nd_ndarray()
                 mx.nd.zeros_like(gradient, out=gradient)
+            mark_copies_fresh(parameter, is_fresh(parameter._data[0]))
         parameter.__class__ = type(parameter).__bases__[1]
         for name in _STATE:
             vars(parameter).pop(name, None)

@@ -204,6 +204,22 @@ def test_a_step_after_a_net_was_reverted_sums_the_gradient_once():
     assert [weight.asnumpy().item() for weight in net.weight.list_data()] == [0, 0]
 
 
+def test_a_net_that_is_parallel_again_has_no_old_gradients():
+    """A step without a backward changes nothing, whatever the momentum is."""
+    results = []
+    for contexts in cpus(2), None:
+        net = started(Normalized(), contexts)
+        settings = {"learning_rate": 0.125, "momentum": 0.5}
+        trainer = Trainer(net.collect_params(), "sgd", settings)
+        differentiate(lambda x, net=net: (net(x) ** 2).sum(), array(X))
+        trainer.step(64)
+        if contexts:
+            make_parallel(revert_parallel(net), contexts)
+        trainer.step(64, ignore_stale_grad=True)
+        results.append(state_of(net))
+    assert_same(*results)
+
+
 def test_gradients_of_a_map_with_replaced_arrays():
     """MXNet writes the gradients of a map itself, and a Trainer sums them."""
     results = []
