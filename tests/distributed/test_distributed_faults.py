@@ -98,6 +98,9 @@ step()
 if rank == 0:
     with autograd.train_mode():
         y = first(x)
+    from gluon_syncbn.native.library import load
+    while load().gluon_syncbn_longest_wait() == 0:  # MXNet has not yet run the layer
+        time.sleep(0.01)
     assert 'recover() was called' in error_of(gluon_syncbn.recover)
 else:
     from gluon_syncbn.native import failures
