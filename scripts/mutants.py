@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 NATIVE = ("test_exchange", "test_ranks", "test_schedules", "test_op")
 LIBRARIES = ("gluon_syncbn", "gluon_syncbn_mpi")
-ARGUMENTS = "tests/package/test_public_arguments.py", "tests/package/test_main.py"
+PACKAGE = "tests/package/test_public_arguments.py", "tests/package/test_main.py"
 # The first folder that fits has the nearest tests: native ones, then files for pytest.
 NEAREST = [
     ("src/exchange/mpi_transport.cc", (), ["tests/distributed"]),
@@ -29,8 +29,8 @@ NEAREST = [
     ("src/op", NATIVE[3:], ["tests/layer"]),
     ("src/mxnet", (), ["tests/layer", "tests/parallel/test_errors.py"]),
     ("gluon_syncbn/distributed", (), ["tests/distributed"]),
-    ("gluon_syncbn/native", (), [*ARGUMENTS, "tests/parallel"]),
-    ("gluon_syncbn/parallel", (), [*ARGUMENTS, "tests/parallel", "tests/statistics"]),
+    ("gluon_syncbn/native", (), [*PACKAGE, "tests/parallel"]),
+    ("gluon_syncbn/parallel", (), [*PACKAGE, "tests/parallel", "tests/statistics"]),
 ]
 SWAPS = {
     **{"==": "!=", "!=": "==", "<": "<=", "<=": "<", ">": ">=", ">=": ">"},

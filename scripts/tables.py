@@ -91,7 +91,9 @@ def nets(name="benchmark_net.json", only=()):
         columns = ("gluon_syncbn", False), ("gluon_syncbn", True), ("contrib", True)
         found = [kinds.get(column, []) for column in columns]
         texts = [[f"{ratio:.2f}" for ratio in sorted(r)] for r in found]
-        rows.append([*case, *(" to ".join(sorted({*t[:1], *t[-1:]})) for t in texts)])
+        rows.append(
+            [*case, *(" to ".join(dict.fromkeys(t[:1] + t[-1:])) for t in texts)]
+        )
     head = f"net, on a machine that copies {document['copy_gb_s']:.0f} GB/s"
     ours = "gluon_syncbn, forward and backward", "gluon_syncbn, whole step"
     contrib = "MXNet's SyncBatchNorm, whole step"

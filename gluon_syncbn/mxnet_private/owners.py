@@ -53,10 +53,10 @@ class ParallelParameter(mx.gluon.Parameter):
         if self._data and len(self._data) > 1 and not _thread.sees_owners:
             contexts, is_on_device = list_contexts(self), self._thread_state.contexts
             if not is_on_device:
-                if not _called_by_gluon():
+                is_program = not _called_by_gluon()
+                if is_program:
                     place = place or contexts[0]
-                    self._is_lent = self._is_lent or place == contexts[0]
-                if self._is_lent:
+                if self._is_lent or (is_program and place == contexts[0]):
                     self._lend()
             place = place or mx.context.current_context()
             index = contexts.index(place) if place in contexts else 0  # Gluon refuses

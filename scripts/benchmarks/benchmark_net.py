@@ -141,6 +141,7 @@ def measure(name, count, layer, quick):
         Candidate(name, "BatchNorm", "imperative", one, x, dtype).results()
         for dtype in ("float32", "float64")
     )
+    rounding = max(distances(single, right))
     case = {"net": name, "shape": list(shape), "contexts": count}
     case["workers"] = os.environ.get(WORKERS, "default")
     rows = []
@@ -151,7 +152,6 @@ def measure(name, count, layer, quick):
             errors.append(distances(candidate.results(), right))
             for update in False, True:
                 steps[kind, update] = functools.partial(candidate.step, update)
-        rounding = max(distances(single, right))
         limits = [max(other / 10, 10 * rounding) for other in errors[1]]
         if not all(error < limit for error, limit in zip(errors[0], limits)):
             rule = f"errors of loss and gradient must be below {limits}"

@@ -12,7 +12,6 @@
 //   num_devices devices have called it and none of them waits. Later calls on them are errors.
 #pragma once
 #include <atomic>
-#include <cstdlib>
 #include <functional>
 #include <map>
 #include <memory>
@@ -22,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/environment.h"
 #include "exchange/exchange.h"
 #include "exchange/peers.h"
 #include "exchange/report.h"
@@ -172,7 +172,7 @@ class Table {
   const int arity_;
   std::map<int, Key> latest_;  // {rank: key of the exchange to which it last contributed}
   bool notice_given_ = false;  // a warning about a long wait has been printed
-  const bool keeps_history_ = std::getenv("GLUON_SYNCBN_STATUS") != nullptr;
+  const bool keeps_history_ = IsSet("GLUON_SYNCBN_STATUS", "1");
   std::map<std::string, std::vector<std::string>> history_;  // {layer: texts}
 };
 

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/environment.h"
 #include "core/error.h"
 #include "core/spare_threads.h"
 #include "mxnet/mxnet_api.h"
@@ -91,8 +92,7 @@ void CheckCanSynchronize(int num_devices) {
         "SyncBatchNorm: a graph that is traced before the layer is initialized must have a number "
         "of devices, got num_devices=None. Call net.initialize() first, or give num_devices.");
   }
-  const char* engine = std::getenv("MXNET_ENGINE_TYPE");
-  if (num_devices > 1 && engine != nullptr && std::string(engine) == "NaiveEngine") {
+  if (num_devices > 1 && IsSet("MXNET_ENGINE_TYPE", "NaiveEngine")) {
     throw Error(Concat("SyncBatchNorm: expected num_devices=1 with MXNET_ENGINE_TYPE=NaiveEngine, ",
                        "which runs one operator at a time, got num_devices=", num_devices,
                        ". Unset MXNET_ENGINE_TYPE."));

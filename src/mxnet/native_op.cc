@@ -4,14 +4,13 @@
 #include <dlfcn.h>
 
 #include <atomic>
-#include <cstdlib>
-#include <cstring>
 #include <mutex>
 #include <stdexcept>
 #include <string>
 #include <tuple>
 #include <utility>
 
+#include "core/environment.h"
 #include "mxnet/mxnet_objects.h"
 
 namespace syncbn {
@@ -293,13 +292,9 @@ void Register() {
 
 const char* RegisterNativeOperator(const char* libmxnet_path) {
   static std::string reason;
-  const auto is_set = [](const char* variable, const char* value) {
-    const char* const setting = std::getenv(variable);
-    return setting != nullptr && std::strcmp(setting, value) == 0;
-  };
-  if (is_set("GLUON_SYNCBN_NATIVE", "0")) return "GLUON_SYNCBN_NATIVE=0 is set";
+  if (IsSet("GLUON_SYNCBN_NATIVE", "0")) return "GLUON_SYNCBN_NATIVE=0 is set";
   // That engine ignores the error of an operator that completes later.
-  if (is_set("MXNET_ENGINE_TYPE", "NaiveEngine")) return "MXNET_ENGINE_TYPE=NaiveEngine is set";
+  if (IsSet("MXNET_ENGINE_TYPE", "NaiveEngine")) return "MXNET_ENGINE_TYPE=NaiveEngine is set";
   void* const library = dlopen(libmxnet_path, RTLD_LAZY | RTLD_NOLOAD);
   const auto get_version = reinterpret_cast<int (*)(int*)>(dlsym(library, "MXGetVersion"));
   int version = 0;

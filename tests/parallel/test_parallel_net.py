@@ -168,16 +168,6 @@ def test_a_net_that_is_initialized_elsewhere_is_moved(state, devices):
         assert contexts_of(parameter) == devices.contexts
 
 
-def test_a_step_after_a_net_was_reverted_sums_the_gradient_once():
-    net = one_weight(cpus(2))
-    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
-    differentiate(net, nd.ones((4, 1)))
-    assert [gradient.asnumpy().item() for gradient in net.weight.list_grad()] == [4, 4]
-    revert_parallel(net)
-    trainer.step(4)
-    assert [weight.asnumpy().item() for weight in net.weight.list_data()] == [0, 0]
-
-
 def test_nets_that_share_parameters(devices):
     net = one_weight(devices.contexts)
     other = sharing(net, nn.Dense, units=1, use_bias=False, in_units=1)
@@ -401,13 +391,3 @@ def test_saving_and_moving_wait_for_queued_writes(way, tmp_path):
         make_parallel(net, cpus(2, first=2), reset_ctx=True)
     for mean in net.running_mean.list_data():
         assert mean.asnumpy() == 2
-
-
-def test_a_call_waits_for_predictions_before_it_copies():
-    """oneDNN writes to weights in predictions; MXNet believes that they are read."""
-    net = one_weight(cpus(2))
-    net(nd.ones((4, 1)))
-    queue_hidden_write(net.weight.data())
-    with autograd.record():
-        y = net(nd.ones((4, 1)))
-    assert (y.asnumpy() == 2).all()

@@ -2,11 +2,10 @@
 #include <malloc.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <mutex>
-#include <string>
 #include <type_traits>
 
+#include "core/environment.h"
 #include "core/parallel_for.h"
 #include "op/backend.h"
 
@@ -22,8 +21,7 @@ void KeepFreedMemory() {
 #if defined(__GLIBC__)
   static std::once_flag once;
   std::call_once(once, [] {
-    const char* const setting = std::getenv("GLUON_SYNCBN_KEEP_MEMORY");
-    if (setting == nullptr || std::string(setting) != "1") return;
+    if (!IsSet("GLUON_SYNCBN_KEEP_MEMORY", "1")) return;
     mallopt(M_MMAP_MAX, 0);
     mallopt(M_TRIM_THRESHOLD, -1);
     // Threads other than the first allocate from heaps of 64 MB. Only a padding of the same size
