@@ -31,6 +31,13 @@ CAMVID = (
     "Sky,Building,Pole,Road,Pavement,Tree,SignSymbol,Fence,Car,Pedestrian,Bicyclist"
 )
 SIZES = {"FastSCNN": "--crop-size 160 --epochs 8", "FCN": "--crop-size 96 --epochs 3"}
+NORMS = {
+    "bn": "--norm bn",
+    "bn-frozen": "--norm bn --freeze-epochs 2",
+    "syncbn": "--norm syncbn",
+    "gn8": "--norm gn --group-size 8",
+    "gn32": "--norm gn --group-size 32",
+}
 
 
 def repeat(options, more):
@@ -39,7 +46,7 @@ def repeat(options, more):
     about.update(devices=options.devices, images=options.per_device)
     batch, folder = options.devices * options.per_device, options.results / "run"
     # The highest learning rate grows with the batch (Goyal et al., arXiv:1706.02677).
-    line = f"--model {options.model} {SIZES[options.model]} --norm {options.norm}"
+    line = f"--model {options.model} {SIZES[options.model]} {NORMS[options.norm]}"
     line += f" --seed {options.seed} --num-devices {options.devices}"
     line += f" --batch-size {batch} --lr {batch / 80} --overwrite --run-dir {folder}"
     data = ["--data-root", options.data_root, "--ignore-label", "11"]
@@ -129,7 +136,7 @@ def main():
     add("--draw", action="store_true", help="draw the committed runs")
     add("--data-root", default="camvid", help="a folder with the images of CamVid")
     add("--model", choices=list(SIZES), default="FastSCNN")
-    add("--norm", choices=list(training.NORMS), default="syncbn")
+    add("--norm", choices=list(NORMS), default="syncbn")
     add("--devices", type=int, default=2)
     add("--per-device", type=int, default=1, help="images in a batch on each device")
     add("--seed", type=int, default=0)

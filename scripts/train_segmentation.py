@@ -17,7 +17,7 @@ import os
 import sys
 from pathlib import Path
 
-from gluon_syncbn import distributed, make_parallel  # before mxnet
+from gluon_syncbn import distributed, freeze_statistics, make_parallel  # before mxnet
 
 import gluoncv.data  # noqa: F401, it sets LOAD_TRUNCATED_IMAGES
 import mxnet as mx
@@ -156,15 +156,15 @@ def assemble(views):
 
 
 class GroupNorm(gluon.HybridBlock):
-    """Group normalization over groups of 8 channels (Wu and He, arXiv:1803.08494).
+    """Group normalization over `group_size` channels (Wu and He, arXiv:1803.08494).
 
     As in the paper, gamma and beta belong to channels. In MXNet 1.9's layer they belong
     to groups.
     """
 
-    def __init__(self, in_channels, group_size=8):
+    def __init__(self, in_channels, group_size):
         super().__init__()
-        self.groups = in_channels // group_size
+        self.groups = max(1, in_channels // group_size)
         for name, init in ("gamma", "ones"), ("beta", "zeros"):
             shape = 1, in_channels, 1, 1
             setattr(self, name, self.params.get(name, shape=shape, init=init))
@@ -181,7 +181,7 @@ def build_model(args, num_classes):
     kind, size, loads = MODELS[args.model], args.crop_size, args.pretrained
     options = {"aux": args.model != "FastSCNN", "pretrained_base": loads}
     if args.norm == "gn":
-        options["norm_layer"] = GroupNorm
+        options.update(norm_layer=GroupNorm, norm_kwargs={"group_size": args.group_size})
     net = kind(num_classes, crop_size=size, **options)
     net.initialize(mx.init.Xavier(magnitude=2), force_reinit=not loads)
     net.collect_params().setattr("lr_mult", 1.0)  # GluonCV sets 10 in the heads
@@ -401,6 +401,8 @@ def train(args, folder, log, beside=None):
         work = f"{args.epochs} epochs of {steps} steps with {args.batch_size} images"
         print(f"{args.model} with {NORMS[args.norm]} on {devices}: {work}", flush=True)
     for epoch in range(len(log), args.epochs):
+        if epoch >= args.epochs - args.freeze_epochs:
+            freeze_statistics(engine.net)
         batches.start_epoch(epoch)
         title = f"epoch {epoch + 1} of {args.epochs}"
         bar = tqdm(batches.loader, title, steps, leave=False, disable=quiet)
@@ -485,6 +487,8 @@ def settings_parser():
     add("--pretrained", action="store_true", help="download ImageNet's weights")
     add("--crop-size", type=int, default=96, help="pixels, a multiple of 32")
     add("--norm", choices=list(NORMS), default="syncbn", help="norm layer")
+    add("--group-size", type=int, default=8, help="channels in a group of GroupNorm")
+    add("--freeze-epochs", type=int, default=0, help="freeze statistics that long")
     add("--ctx", choices=["cpu", "gpu"], default="cpu", help="device type")
     add("--num-devices", type=int, default=2, help="contexts of each process")
     add("--epochs", type=int, default=12, help="passes over the training images")
