@@ -2,6 +2,7 @@
 // messages. Each device has a thread, or one thread runs all ranks in simulated time.
 #pragma once
 #include <algorithm>
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -23,6 +24,7 @@ struct Network {
   }
 
   std::mutex mutex;
+  std::atomic<bool> is_busy{false};  // messages are still being sent
   std::mt19937* random = nullptr;
   std::vector<std::deque<std::pair<int, syncbn::Bytes>>> queues;  // one for each receiver
 };
@@ -50,7 +52,7 @@ class LocalTransport : public syncbn::Transport {
     queue.erase(next);
     return true;
   }
-  bool Busy() const override { return false; }
+  bool Busy() const override { return network_->is_busy; }
   void Close() override {}
   void OnFinalize(std::function<bool()>) override {}
 
@@ -66,6 +68,7 @@ class Rank : public syncbn::Table {
     Connect(std::make_unique<LocalTransport>(with, rank));
   }
   using Table::Arrive;
+  using Table::MayClose;
   bool IsOver(const syncbn::Waiting& waiting, syncbn::Time now) {
     Lock lock(mutex_);
     Serve();
@@ -75,6 +78,10 @@ class Rank : public syncbn::Table {
   std::string Handle(int from, const syncbn::Bytes& bytes) {
     network->Send(from, number, bytes);
     return Failure();
+  }
+  bool HasLeft() {
+    Lock lock(mutex_);
+    return peers_.has_left();
   }
   bool AllHaveLeft() const { return peers_.AllHaveLeft(); }
   size_t InFlight() const { return exchanges_.size(); }
