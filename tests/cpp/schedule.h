@@ -325,6 +325,7 @@ class Run {
     } catch (const syncbn::Error& error) {
       state.error = error.what();
       state.over = true;
+      told_ = told_ || (fault_done_ && !is_named && program_.Ranks() > 1);
     }
   }
 
@@ -459,7 +460,7 @@ class Run {
   std::vector<State> states_;
   Time now_{std::chrono::hours(1)};
   bool fault_done_ = false, recovered_ = false;
-  bool told_ = false;  // the fault happened while other ranks were awaited
+  bool told_ = false;  // the rank with the fault awaited other ranks, or a device arrived later
 };
 
 }  // namespace schedule
