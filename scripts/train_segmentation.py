@@ -167,7 +167,7 @@ class GroupNorm(gluon.HybridBlock):
     def __init__(self, in_channels, group_size):
         super().__init__()
         self.groups = max(1, in_channels // group_size)
-        # A convolution of each channel alone scales and shifts faster than broadcasting.
+        # A convolution of each channel scales and shifts faster than broadcasting.
         self.affine = {"kernel": (1, 1), "num_filter": in_channels}
         self.affine["num_group"] = in_channels
         shape = in_channels, 1, 1, 1
