@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from support.helpers import Loop, set_mode
-from support.mistakes import make_layer, make_shards
+from support.helpers import Loop, make_layer, make_shards, set_mode
 from support.nd import nd
 
 PLACES = "forward", "loss", "backward", "step", "end"  # where an exception is raised

@@ -5,7 +5,6 @@ import contextlib
 import ctypes
 import gc
 import signal
-import threading
 import weakref
 
 import gluon_syncbn
@@ -32,7 +31,6 @@ from support.nets import (
     Net,
     X,
     array,
-    assert_same,
     column,
     dense,
     one_weight,
@@ -150,43 +148,6 @@ def interrupt(*_):
 
 
 # ---- Calls, threads and modes that a check or a graph could confuse.
-
-
-def test_penalty_while_another_thread_runs_the_net():
-    began, go_on, found = threading.Event(), threading.Event(), []
-
-    def wait(F, h):
-        began.set()
-        assert go_on.wait(20)
-        return h * 1
-
-    def forward():
-        with autograd.record():
-            found.append(net(array(X)))
-
-    net = started(Net(dense(), function=wait), cpus(2))
-    thread = threading.Thread(target=forward)
-    thread.start()
-    assert began.wait(20)
-    with autograd.record():
-        penalty = (net.layers[0].weight.data() ** 2).sum()
-    go_on.set()
-    thread.join()
-    penalty.backward()
-    weight = net.layers[0].weight
-    assert_same([weight.grad().asnumpy()], [2 * weight.data().asnumpy()])
-
-
-def test_a_norm_of_half_of_the_rows_does_not_warn(capfd):
-    def normalize_half(F, h):
-        count = max(1, len(h) // 2)
-        return F.concat(net.norm(h[:count]), h[count:], dim=0)
-
-    net = Net(dense(), function=normalize_half)
-    net.norm = nn.BatchNorm(in_channels=2)
-    started(net, cpus(2))
-    differentiate(net, array(4 * X)).wait_to_read()
-    assert "one value per channel" not in capfd.readouterr().err
 
 
 class Twice(gluon.Block):
@@ -331,18 +292,6 @@ def test_net_that_reads_a_variable_that_is_no_argument(way):
     pattern = rf"'given' .*{net.name}"
     with pytest.raises(ValueError, match=pattern), autograd.record():
         net(array(X))
-
-
-def test_the_net_runs_once_on_each_device():
-    """GluonCV's R-CNN accepts only one number of rows."""
-    calls = []
-
-    def reshape(F, h):
-        calls.append(h.context)
-        return h.reshape((3, 2)) * 1
-
-    net = started(Net(dense(), function=reshape), cpus(2))
-    assert net(array(X)).shape == (6, 2) and calls == cpus(2)
 
 
 def test_parallel_net_inside_a_net_with_other_contexts(devices, make_devices):
