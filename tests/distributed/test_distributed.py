@@ -116,9 +116,7 @@ for used in (0, 1, 2), (1, 0, 1), (0, 0, 0), (2, 0, 0):
     is_used = gradients > 0
     momenta[is_used] = (momenta / 2 - gradients / 2)[is_used]
     weights[is_used] += momenta[is_used]
-    with autograd.record():
-        loss = net[used[rank]](nd.full((1, 1), 1 + rank, ctx=contexts[rank % 2]))
-    loss.backward()
+    differentiate(net[used[rank]], nd.full((1, 1), 1 + rank, ctx=contexts[rank % 2]))
     trainer.step(1 + (rank == 2), ignore_stale_grad=True)
     for context in contexts:
         found = [layer.weight.data(context).asnumpy().item() for layer in net]

@@ -24,7 +24,6 @@ from mxnet import autograd
 from mxnet.gluon import SymbolBlock, nn
 from support.blocks import (
     Double,
-    Function,
     by_gluon,
     gluon_1_only,
     move,
@@ -289,24 +288,20 @@ def test_a_reverted_net_is_what_it_was(devices):
 # ---- files ---------------------------------------------------------------------------
 
 
-class TwoInputs(Function):
-    def __init__(self):
-        super().__init__()
-        self.dense, self.norm = nn.Dense(99), nn.BatchNorm()
-
-    def compute(self, F, x, others, unused=None):
-        return self.norm(self.dense(x)) + others[0]
+def two_inputs():
+    add = lambda F, h, others, unused=None: h + others[0]  # noqa: E731
+    return Net(nn.Dense(99), nn.BatchNorm(), function=add)
 
 
 @pytest.mark.filterwarnings("ignore:.*only this process can run")
 def test_files_have_the_bits_of_the_first_device(tmp_path):
-    net, other = (make_parallel(TwoInputs(), cpus(3)) for _ in range(2))
+    net, other = (make_parallel(two_inputs(), cpus(3)) for _ in range(2))
     net.initialize(mx.init.Uniform(1))
     net.hybridize()
     x, others = nd.random.normal(shape=(5, 3)), nd.random.normal(shape=(5, 99))
     y = net(x, [others], None)
     # Gluon would save a rounded mean of the three devices' equal weights.
-    weight = net.dense.weight
+    weight = net.layers[0].weight
     mean = mx.gluon.Parameter._reduce(weight)
     assert (mean != weight.data(mx.cpu(0))).asnumpy().any()
     net.export(str(tmp_path / "net"), 7)
@@ -320,7 +315,7 @@ def test_files_have_the_bits_of_the_first_device(tmp_path):
     parent = nn.Sequential()
     parent.add(net)
     parent.save_parameters(str(tmp_path / "parent.params"))
-    saved = mx.nd.load(str(tmp_path / "parent.params"))["0.dense.weight"]
+    saved = mx.nd.load(str(tmp_path / "parent.params"))["0.layers.0.weight"]
     assert (saved == weight.data(mx.cpu(0))).asnumpy().all()
 
 
@@ -349,7 +344,7 @@ def test_saving_before_the_net_is_initialized_and_after_it_was_moved(tmp_path):
 
 
 def test_summary_is_that_of_one_device(devices, capsys):
-    plain, net = TwoInputs(), make_parallel(TwoInputs(), devices.contexts)
+    plain, net = two_inputs(), make_parallel(two_inputs(), devices.contexts)
     x, other = np.ones((5, 3), "f4"), np.ones((5, 99), "f4")
     texts = []
     for block, make in (plain, nd.array), (net, np.asarray):
