@@ -224,7 +224,7 @@ def test_numpy_semantics(is_variable, devices):
         assert (x.grad.asnumpy()[:, 0] == [18, 36, 54]).all()
         assert summed_grad(net.weight) == 18 * 14
         assert not is_variable or temperature.grad.asnumpy() == 6 * 14
-        differentiate(lambda: net(x, temperature)[2].sum())  # without the temperature
+        differentiate(lambda: net(x, temperature)[2].sum())  # temperature is unused
         assert not is_variable or temperature.grad.asnumpy() == 6 * 14
 
 
