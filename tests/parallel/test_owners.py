@@ -1,5 +1,6 @@
 """The first device owns parameters. A value that a program writes is the net's."""
 
+import copy
 from functools import partial
 
 from gluon_syncbn import make_parallel, revert_parallel
@@ -8,11 +9,12 @@ import mxnet as mx
 import pytest
 from mxnet import autograd
 from mxnet.gluon import Trainer, nn
-from support.blocks import move
-from support.helpers import cpus, differentiate, queue_hidden_write, set_mode
+from support.blocks import gluon_1_only, move
+from support.helpers import cpus, differentiate, queue_hidden_write, set_mode, values
 from support.nd import nd
 from support.nets import (
     Net,
+    Normalized,
     X,
     array,
     assert_same,
@@ -20,6 +22,7 @@ from support.nets import (
     one_weight,
     started,
     state_of,
+    train,
 )
 
 ONES = nd.ones((4, 1))
@@ -105,6 +108,15 @@ def test_gradients_of_a_map_with_replaced_arrays():
         assert [array.asnumpy().item() for array in weight.list_grad()] == [2, 2]
         weight.grad_req = "null"
         weight.grad_req = "write"
+
+
+@gluon_1_only("nets of Gluon 2 hold weak references, which are not copied")
+def test_a_copy_after_a_step_of_the_trainer():
+    net = started(Normalized(), cpus(2))
+    train(net)
+    twin = copy.deepcopy(net)
+    assert_same(values(twin), values(net))
+    assert_same([twin(array(X)).asnumpy()], [net(array(X)).asnumpy()])
 
 
 def test_a_step_after_a_net_was_reverted_sums_the_gradient_once():
