@@ -99,6 +99,22 @@ def test_arrays_that_are_replaced_before_a_device_is_skipped(change):
     assert_same(*results)
 
 
+def test_a_net_that_is_parallel_again_has_no_old_gradients():
+    """A step without a backward changes nothing, whatever the momentum is."""
+    results = []
+    for contexts in cpus(2), None:
+        net = started(Normalized(), contexts)
+        settings = {"learning_rate": 0.125, "momentum": 0.5}
+        trainer = Trainer(net.collect_params(), "sgd", settings)
+        differentiate(lambda x, net=net: (net(x) ** 2).sum(), array(X))
+        trainer.step(64)
+        if contexts:
+            make_parallel(revert_parallel(net), contexts)
+        trainer.step(64, ignore_stale_grad=True)
+        results.append(state_of(net))
+    assert_same(*results)
+
+
 def test_gradients_of_a_map_with_replaced_arrays():
     """MXNet's graph in static_shape would use the former arrays."""
     net = set_mode(one_layer(), "static_shape")
