@@ -1,8 +1,8 @@
 """Compatibility with versions of NumPy, onnx and MXNet.
 
 Newer versions of NumPy and onnx lack names that MXNet and GluonCV use. This module
-defines these names before it imports MXNet, and does not change names that exist. If
-the loader finds no CUDA library for MXNet, this module loads the one that pip installed.
+defines these names before it imports MXNet, and does not change names that exist. It
+also loads CUDA libraries that pip installed, if the loader does not find them.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ class _OnnxMapping:
 
 sys.meta_path.append(_OnnxMapping())  # last: onnx's own module wins
 
+
 def _load_of_packages(library):
     """Load a library of NVIDIA's packages for pip, and return whether there is one.
 
@@ -131,7 +132,7 @@ except OSError as error:
     library = found[0]
     fix = (
         "`pip install '.[cuda]'` in a clone of gluon_syncbn installs mxnet-cu112 and "
-        "the CUDA libraries that it loads. Add their folders to LD_LIBRARY_PATH."
+        "the CUDA libraries that it loads."
     )
     if library == "libcuda.so.1":
         fix = (

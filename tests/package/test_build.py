@@ -80,7 +80,8 @@ exit 1
 
 def test_a_host_compiler_that_nvcc_refuses(tmp_path, monkeypatch):
     """One line is kept of nvcc's error, once for an nvcc and a script that calls it."""
-    for name, text in ("nvcc", NVCC), ("script", f'#!/bin/sh\n"{tmp_path}/nvcc" "$@"\n'):
+    script = f'#!/bin/sh\nexec "{tmp_path}/nvcc" "$@"\n'
+    for name, text in ("nvcc", NVCC), ("script", script):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("GLUON_SYNCBN_CUDA", "1")

@@ -10,7 +10,7 @@ from support.helpers import ROOT, output_of, run_python, run_tool
 
 
 def import_beside(folder, mxnet, file="mxnet.py"):
-    """Import the package beside an mxnet.py with this text; return stderr's last line."""
+    """Import the package beside this text as mxnet; return stderr's last line."""
     (folder / file).write_text(mxnet)
     path = f"{folder}:{ROOT}"
     result = run_python("import gluon_syncbn", PYTHONPATH=path)
