@@ -82,29 +82,30 @@ OUTER_PAGES = {
 
 
 def read_outer_pages(app, docname, source):
-    """Insert the file that OUTER_PAGES lists for a page, and adapt its links."""
+    """Insert the file that OUTER_PAGES lists for a page, and adapt links to them."""
     if docname not in OUTER_PAGES:
         return
-    file = ROOT / OUTER_PAGES[docname]
+    here, file = Path(app.srcdir, docname).parent, ROOT / OUTER_PAGES[docname]
     app.env.note_dependency(str(file))
     pages = {ROOT / name: f"{page}.md" for page, name in OUTER_PAGES.items()}
 
-    def relink(link):
-        before, path, after = link.groups()
-        target = file.parent / path
-        if not target.exists():
-            return link[0]  # not a link, such as f[0](x) in code
-        target = Path(app.srcdir, pages[target]) if target in pages else target
-        here = Path(app.srcdir, docname).parent
-        return f"{before}{os.path.relpath(target, here)}{after}"
+    def relink(text, folder):
+        def adapt(link):
+            before, path, after = link.groups()
+            target = (folder / path).resolve()
+            if not target.exists():
+                return link[0]  # not a link, such as f[0](x) in code
+            target = Path(app.srcdir, pages[target]) if target in pages else target
+            return f"{before}{os.path.relpath(target, here)}{after}"
+
+        text = re.sub(r"(\]\()([^:)#]+)((?:#[^)]*)?\))", adapt, text)
+        return re.sub(r'(<img src=")([^":]+)(")', adapt, text)
 
     text = file.read_text(encoding="utf-8")
     if file.suffix == ".ipynb":
         text = "\n\n".join(markdown_of(json.loads(text)["cells"]))
-    text = re.sub(r"(\]\()([^:)#]+)((?:#[^)]*)?\))", relink, text)
-    text = re.sub(r'(<img src=")([^":]+)(")', relink, text)
     own = re.sub(r"\A# .*\n", "", source[0])  # the title of the page on GitHub
-    source[0] = f"{text}\n{own}"
+    source[0] = f"{relink(text, file.parent)}\n{relink(own, here)}"
 
 
 def markdown_of(cells):

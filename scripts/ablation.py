@@ -8,8 +8,6 @@ The first command writes JSON to --results. The second one draws the committed J
 """
 
 import argparse
-import base64
-import io
 import json
 import statistics
 import subprocess
@@ -20,12 +18,11 @@ from gluon_syncbn import recompute_statistics
 
 import mxnet as mx
 import numpy as np
+import tables
 import train_segmentation as training
 from benchmarks import benchmarking
 from matplotlib.figure import Figure
 from mxnet import autograd
-from PIL import Image
-from tables import RESULTS, load, table
 
 CAMVID = (
     "Sky,Building,Pole,Road,Pavement,Tree,SignSymbol,Fence,Car,Pedestrian,Bicyclist"
@@ -56,7 +53,7 @@ def repeat(options, more):
     result = {"kind": "run", **about, "machine": benchmarking.machine(), **test(folder)}
     file = "camvid-{model}-{norm}-{devices}x{images}-seed{seed}.json".format(**about)
     (options.results / file).write_text(json.dumps(result, indent=1) + "\n")
-    print(table(load(options.results)))
+    print(tables.table(tables.load(options.results)))
 
 
 def test(folder):
@@ -88,46 +85,29 @@ def engine_to_test(args, classes, folder, log):
     return engine
 
 
-def draw(folder=RESULTS / "ablation"):
-    """Draw FastSCNN's scores on two and four devices, and predictions on two."""
-    arms = load(folder)
+def draw(folder=tables.RESULTS / "ablation"):
+    """Draw FastSCNN's scores on two and on four devices."""
+    arms = tables.load(folder)
     figure = Figure((5, 6.4), layout="constrained", facecolor="white")
-    lines = [
-        ("SyncBatchNorm", "syncbn", "running", "o-"),
-        ("nn.BatchNorm, recomputed", "bn", "recomputed", "s:"),
-        ("nn.BatchNorm", "bn", "running", "s-"),
-    ]
+    styles = "C3s-", "0.5s:", "C0o-", "C2^-"
     for axis, devices in zip(figure.subplots(2, 1, sharex=True), (2, 4)):
-        for colour, (label, norm, kind, style) in zip(("C0", "0.5", "C3"), lines):
-            runs = [arms["fastscnn", devices, each, norm] for each in (1, 2, 4)]
-            scores = [[run["test"][kind]["mean_iou"] for run in arm] for arm in runs]
-            means, spread = map(statistics.fmean, scores), map(statistics.stdev, scores)
-            options = {"fmt": style, "c": colour, "label": label, "capsize": 4}
-            axis.errorbar(range(3), [*means], [*spread], **options)
+        for (label, (norm, kind)), style in zip(tables.NORMS.items(), styles):
+            points = []
+            for place, images in enumerate((1, 2, 4)):
+                runs = tables.runs_of(arms, norm, devices, images)
+                scores = [run["test"][kind]["mean_iou"] for run in runs]
+                if len(scores) > 1:
+                    mean, spread = statistics.fmean(scores), statistics.stdev(scores)
+                    points.append((place, mean, spread))
+            if points:
+                options = {"c": style[:-2], "label": label.replace("`", "")}
+                axis.errorbar(*zip(*points), fmt=style[-2:], capsize=4, **options)
         axis.set(ylim=(0, 0.38), ylabel="mIoU", xticks=range(3), xticklabels="124")
         axis.set_title(f"{devices} devices")
         axis.grid(alpha=0.3)
     axis.set_xlabel("images per device")
     axis.legend(loc="lower right")
     figure.savefig(folder / "ablation.png", dpi=120)
-
-    bn, syncbn = (arms["fastscnn", 2, 1, norm][0] for norm in ("bn", "syncbn"))
-    columns = {
-        "image": [decoded(text) for text in bn["images_shown"][:3]],
-        "truth": labels(bn["truths_shown"]),
-        "nn.BatchNorm": labels(bn["predictions"]),
-        "SyncBatchNorm": labels(syncbn["predictions"]),
-    }
-    training.save_picture(folder / "predictions.png", columns, bn["classes"])
-
-
-def decoded(text):
-    return np.asarray(Image.open(io.BytesIO(base64.b64decode(text))))
-
-
-def labels(texts):
-    maps = (decoded(text).astype(int) for text in texts[:3])
-    return [training.painted(np.where(m == 255, -1, m)) for m in maps]
 
 
 def main():

@@ -136,18 +136,39 @@ def table(arms):
     for arm, runs in arms.items():
         scores = [mean_score(runs, kind) for kind in SCORES]
         accuracy = mean_score(runs, score="pixel_accuracy")
-        rows.append([*arm, len(runs), *scores, accuracy])
+        version = min(run["machine"]["gluon_syncbn"] for run in runs)
+        rows.append([*arm, len(runs), *scores, accuracy, version])
     heads = ["net", "devices", "images each", "norm", "runs"]
-    return markdown([*heads, *SCORES.values(), "pixel accuracy"], rows)
+    return markdown([*heads, *SCORES.values(), "pixel accuracy", "version"], rows)
 
 
-def summary(arms, devices):
-    """Return a table of FastSCNN's mIoU on `devices` devices by images per device."""
-    rows = []
-    for model, count, images, norm in arms:
-        if (model, count, norm) == ("fastscnn", devices, "bn"):
-            bn, syncbn = (arms[model, count, images, n] for n in ("bn", "syncbn"))
-            recomputed = mean_score(bn, "recomputed")
-            rows.append([images, mean_score(bn), recomputed, mean_score(syncbn)])
-    norms = "`nn.BatchNorm`", "`nn.BatchNorm`, recomputed", "`SyncBatchNorm`"
-    return markdown(["images per device", *norms], rows)
+NORMS = {
+    "`nn.BatchNorm`": ("bn", "running"),
+    "`nn.BatchNorm`, recomputed": ("bn", "recomputed"),
+    "`SyncBatchNorm`": ("syncbn", "running"),
+    "GroupNorm": ("gn8", "running"),
+    "`nn.BatchNorm`, frozen": ("bn-frozen", "running"),
+    "GroupNorm, 32 channels": ("gn32", "running"),
+}
+
+
+def runs_of(arms, norm, devices, images):
+    """Return the runs of FastSCNN with some images on each device.
+
+    GroupNorm was trained on one device with the same batches, because it normalizes
+    each image alone.
+    """
+    on_one = 1, devices * images
+    batch = on_one if norm.startswith("gn") else (devices, images)
+    return arms.get(("fastscnn", *batch, norm), [])
+
+
+def summary(arms, devices, norms=4):
+    """Return a table of mIoU with the first `norms` NORMS, by images per device."""
+    rows, columns = [], dict([*NORMS.items()][:norms])
+    for images in 1, 2, 4:
+        rows.append([images])
+        for norm, kind in columns.values():
+            runs = runs_of(arms, norm, devices, images)
+            rows[-1].append(mean_score(runs, kind) if runs else "")
+    return markdown(["images per device", *columns], rows)

@@ -120,8 +120,7 @@ void CheckPart(const Exchange& exchange, int from) {
 void CheckResult(const Exchange* exchange, int from, const Numbers& result) {
   if (exchange == nullptr || !exchange->sent || exchange->position.parent != from) Refuse();
   const bool grows = exchange->signature.operation == Operation::kConcat;
-  const size_t sent = *exchange->sent;
-  if (grows ? result.size() < sent : result.size() != sent) Refuse();
+  if (!grows && result.size() != *exchange->sent) Refuse();
 }
 
 }  // namespace syncbn

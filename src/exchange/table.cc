@@ -72,6 +72,8 @@ Waiting Table::Arrive(Contribution&& own, Ticket* ticket, Time now) {
   key.is_local = own.signature.ranks.empty();
   if (key.is_local && members != nullptr) key.layer = members->layer;
   if (!failure_.empty()) {
+    // Other ranks wait for a layer's device that was queued before recover() or another error.
+    if (!key.is_local && members != nullptr) FailLocked(failure_, true);
     throw Error(Concat(key.Title(), ": ", members == nullptr ? "" : own.device.Name() + " ",
                        "stopped because of an earlier error: ", failure_));
   }

@@ -3,7 +3,6 @@
 #pragma once
 #include <algorithm>
 #include <array>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -13,11 +12,10 @@
 #include <vector>
 
 #include "core/program.h"
-#include "exchange/table.h"
+#include "ranks.h"
 
 namespace schedule {
 
-using syncbn::Bytes;
 using syncbn::Contribution;
 using syncbn::Numbers;
 using syncbn::Operation;
@@ -60,38 +58,11 @@ struct Program {
 
 // ---- a run -------------------------------------------------------------------------------------
 
-using Queues = std::vector<std::vector<std::deque<Bytes>>>;  // [receiver][sender]
-
-class Wire : public syncbn::Transport {
+class Rank : public ::Rank {
  public:
-  Wire(Queues* queues, int rank) : queues_(queues), rank_(rank) {}
-  int rank() const override { return rank_; }
-  int size() const override { return static_cast<int>(queues_->size()); }
-  void Send(int to, Bytes message) override { (*queues_)[to][rank_].push_back(std::move(message)); }
-  bool Receive(int* from, Bytes* message) override {
-    if (next < 0 || (*queues_)[rank_][next].empty()) return false;
-    *from = std::exchange(next, -1);
-    *message = std::move((*queues_)[rank_][*from].front());
-    (*queues_)[rank_][*from].pop_front();
-    return true;
+  Rank(const std::shared_ptr<Network>& with, int rank, int arity) : ::Rank(with, rank, arity) {
+    transport->sender = LocalTransport::kNone;
   }
-  bool Busy() const override { return false; }
-  void Close() override {}
-  void OnFinalize(std::function<bool()>) override {}
-
-  int next = -1;  // the only sender whose message arrives now
-
- private:
-  Queues* const queues_;
-  const int rank_;
-};
-
-class Rank : public syncbn::Table {
- public:
-  Rank(Queues* queues, int rank, int arity) : Table(arity), wire_(new Wire(queues, rank)) {
-    peers_.Connect(std::unique_ptr<Wire>(wire_));
-  }
-  using Table::Arrive;
   using Table::exchanges_;
   using Table::failed_for_good_;
   using Table::failure_;
@@ -99,12 +70,8 @@ class Rank : public syncbn::Table {
 
   void Receive(int from) {
     Lock lock(mutex_);
-    wire_->next = from;
+    transport->sender = from;
     Serve();
-  }
-  bool IsOver(const syncbn::Waiting& waiting, Time now) {
-    Lock lock(mutex_);
-    return Table::IsOver(&lock, waiting, now);
   }
   bool HasLeft() const { return peers_.has_left(); }
   bool AwaitsRanks() const {
@@ -125,11 +92,6 @@ class Rank : public syncbn::Table {
       *to << '|' << layer.devices.size() << layer.former.size() << layer.generation;
     }
   }
-
-  std::array<syncbn::Members, 2> layers{syncbn::Members("all"), syncbn::Members("some")};
-
- private:
-  Wire* const wire_;
 };
 
 struct State {
@@ -153,10 +115,10 @@ class Run {
  public:
   explicit Run(const Program& program)
       : program_(program),
-        queues_(program.Ranks(), std::vector<std::deque<Bytes>>(program.Ranks())),
+        network_(std::make_shared<Network>(program.Ranks())),
         states_(program.actors.size()) {
     for (int rank = 0; rank < program.Ranks(); ++rank) {
-      ranks_.push_back(std::make_unique<Rank>(&queues_, rank, program.arity));
+      ranks_.push_back(std::make_unique<Rank>(network_, rank, program.arity));
     }
   }
 
@@ -170,7 +132,7 @@ class Run {
       for (int from = 0; from < program_.Ranks(); ++from) {
         // A rank receives only while a device waits, or after its end.
         const bool receives = !IsStopped(to) && (Waits(to) || IsDone(to));
-        if (receives && !queues_[to][from].empty()) actions.push_back({Action::kReceive, to, from});
+        if (receives && HasMessage(to, from)) actions.push_back({Action::kReceive, to, from});
       }
       // The messages of four ranks that leave can arrive in too many orders.
       if (program_.Ranks() < 4 && IsDone(to) && !ranks_[to]->HasLeft() && !IsStopped(to) &&
@@ -204,10 +166,12 @@ class Run {
            << state.tickets[0].number << ',' << state.tickets[1].number;
     }
     for (const auto& rank : ranks_) rank->Describe(&text);
-    for (const auto& receiver : queues_) {
-      for (const auto& queue : receiver) {
+    for (const auto& queue : network_->queues) {
+      for (int from = 0; from < program_.Ranks(); ++from) {
         text << '[';
-        for (const Bytes& bytes : queue) text.write(bytes.data(), bytes.size());
+        for (const auto& [sender, bytes] : queue) {
+          if (sender == from) text.write(bytes.data(), bytes.size());
+        }
       }
     }
     return text.str();
@@ -275,6 +239,11 @@ class Run {
     }
     return any;
   }
+  bool HasMessage(int to, int from) const {
+    const auto& queue = network_->queues[to];
+    return std::any_of(queue.begin(), queue.end(),
+                       [&](const auto& entry) { return entry.first == from; });
+  }
   bool MayArrive(int actor) const {
     const auto is_earlier = [&](int other) {
       return Of(other).stage < Of(actor).stage && !states_[other].over;
@@ -325,6 +294,7 @@ class Run {
     } catch (const syncbn::Error& error) {
       state.error = error.what();
       state.over = true;
+      told_ = told_ || (fault_done_ && !is_named && program_.Ranks() > 1);
     }
   }
 
@@ -395,7 +365,7 @@ class Run {
   void ReceiveAll() {
     for (int to = 0; to < program_.Ranks(); ++to) {
       for (int from = 0; from < program_.Ranks(); ++from) {
-        while (!IsStopped(to) && !queues_[to][from].empty()) ranks_[to]->Receive(from);
+        while (!IsStopped(to) && HasMessage(to, from)) ranks_[to]->Receive(from);
       }
     }
     Settle();
@@ -454,12 +424,12 @@ class Run {
   }
 
   const Program& program_;
-  Queues queues_;
+  const std::shared_ptr<Network> network_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::vector<State> states_;
   Time now_{std::chrono::hours(1)};
   bool fault_done_ = false, recovered_ = false;
-  bool told_ = false;  // the fault happened while other ranks were awaited
+  bool told_ = false;  // the rank with the fault awaited other ranks, or a device arrived later
 };
 
 }  // namespace schedule

@@ -45,7 +45,6 @@ void Train(int num_ranks, int size) {
     Parallel(num_ranks * kLayers * size, [&](int thread) {
       const int rank_here = thread / size / kLayers, layer = thread / size % kLayers;
       const int id = first + thread % size;
-      const int slack = prctl(PR_GET_TIMERSLACK);
       std::mt19937 delays(thread);
       Ticket ticket;
       for (int step = 0; step < 2 * steps; ++step) {
@@ -67,7 +66,6 @@ void Train(int num_ranks, int size) {
         const Numbers sum = ranks[rank_here]->Contribute(std::move(own), &ticket);
         CHECK_EQ(sum[0], expected, "step ", step);
       }
-      CHECK_EQ(prctl(PR_GET_TIMERSLACK), slack);
     });
   }
   Parallel(num_ranks * kLayers, [&](int thread) {  // the other devices never call
@@ -81,12 +79,30 @@ void Train(int num_ranks, int size) {
     });
     CheckHas(text, "the ship sinks");
   });
-  Parallel(num_ranks, [&](int rank) { CHECK(ranks[rank]->Disconnect(10, 10)); });
+  Parallel(num_ranks, [&](int rank) {
+    // A table can be used while it waits for other ranks to leave.
+    while (rank > 0 && !ranks[rank - 1]->HasLeft()) std::this_thread::yield();
+    CHECK(ranks[rank]->Disconnect(10, 10));
+  });
 }
 
 TEST(RandomThreads) {
   for (const int size : {2, 5, 8}) Train(1, size);
   for (const int ranks : {2, 4}) Train(ranks, 2);
+}
+
+TEST(APauseRestoresTheTimerSlack) {
+  constexpr int kSlack = 2000;
+  prctl(PR_SET_TIMERSLACK, kSlack);
+  {
+    std::mutex mutex;
+    std::unique_lock<std::mutex> lock(mutex);
+    std::condition_variable changed;
+    const std::atomic<bool> over{false};
+    syncbn::Pause pause(true);
+    while (prctl(PR_GET_TIMERSLACK) == kSlack) pause(&lock, over, &changed, Time());
+  }
+  CHECK_EQ(prctl(PR_GET_TIMERSLACK), kSlack);
 }
 
 // ---- failures ----------------------------------------------------------------------------------
@@ -150,9 +166,8 @@ TEST(ForkThatBeginsWhileTheLocatorRuns) {
   syncbn::BeginFork();
   waits.join();
   ends = true;
-  syncbn::SetLocator([] { syncbn::ReportWhere("here"); });
-  CHECK_EQ(syncbn::WhereProgramStands(), "");
   syncbn::EndFork();
+  syncbn::SetLocator([] { syncbn::ReportWhere("here"); });
   CHECK_EQ(syncbn::WhereProgramStands(), "here");
   syncbn::SetLocator(nullptr);
 }
@@ -164,7 +179,7 @@ TEST(TimesOfWaits) {
       [&] { rank.Contribute(rank.ContributionOf(0), std::make_unique<Ticket>().get()); });
   while (rank.LongestWait() < 0.01) std::this_thread::yield();
   Ticket ticket;
-  rank.Begin(rank.ContributionOf(1), &ticket);
+  rank.Contribute(rank.ContributionOf(1), &ticket);
   waits.join();
   CHECK(rank.WaitSeconds(rank.layers[0], Cpu(0)) >= 0.01);
   CHECK_EQ(rank.WaitSeconds(rank.layers[0], Cpu(1)), 0.0);
@@ -172,6 +187,13 @@ TEST(TimesOfWaits) {
   rank.Arrive(rank.ContributionOf(0));
   rank.Fail("the ship sinks", false);
   CHECK_EQ(rank.LongestWait(), 0.0);
+}
+
+// Nothing in such a process would end the failure.
+TEST(AProcessWithoutLayersStoresNoFailure) {
+  syncbn::Table table;
+  table.Fail("the ship sinks", false);
+  CHECK_EQ(table.Failure(), "");
 }
 
 // After Restart a layer may be called on former devices.

@@ -350,6 +350,34 @@ TEST(CallsAfterTheRankHasLeft) {
   CHECK_EQ(rank.InFlight(), 0u);
 }
 
+// It reports them after 60 s. After a failure it waits for 30 s.
+TEST(ARankThatHasLeftWaitsForTheOthers) {
+  Rank rank = RankOf(0);
+  rank.Leave();
+  const auto at = [](int seconds) { return Time(std::chrono::seconds(seconds)); };
+  syncbn::Departure departure{std::chrono::seconds(60), std::chrono::seconds(30), at(0), at(0)};
+  for (const int seconds : {0, 59, 60}) {
+    CHECK(!rank.MayClose(&departure, at(seconds)));
+    CHECK_EQ(departure.is_reported, seconds == 60);
+  }
+  rank.Handle(1, Encode(syncbn::FailMessage{"the ship sinks"}));
+  CHECK(!rank.MayClose(&departure, at(89)));
+  CHECK(rank.MayClose(&departure, at(90)));
+  CHECK(!rank.Disconnect(60, 0), "rank 1 hangs");
+}
+
+TEST(ACallIsNotReadyWhileItsMessagesAreBeingSent) {
+  const auto network = std::make_shared<Network>(2);
+  Rank root(network, 0), other(network, 1);
+  Ticket ticket;
+  const Waiting waiting = root.Begin(ContributionOf(&root.layers[0]), &ticket);
+  other.Begin(ContributionOf(&other.layers[0]), &ticket);
+  for (const bool is_busy : {true, false}) {
+    network->is_busy = is_busy;
+    CHECK_EQ(root.IsReady(waiting, {}), !is_busy);
+  }
+}
+
 TEST(SendsThatFail) {
   struct Broken : LocalTransport {
     using LocalTransport::LocalTransport;
@@ -401,7 +429,7 @@ TEST(TimeoutErrorsNameTheSubtree) {
   };
   const std::string inner = error_without(32, 33, 63, 62);
   CheckHas(inner, "1 of 100 processes. Arrived: ranks 32, 33, 34");
-  CheckHas(inner, "61, 63. Missing: rank 62, which");
+  CheckHas(inner, "61, 63. Missing: rank 62, which has sent nothing yet.");
   CheckHas(error_without(0, 1, 31, -1), "68 of 100 processes. Arrived: ranks 0, 1, 2");
 }
 

@@ -116,13 +116,27 @@ for used in (0, 1, 2), (1, 0, 1), (0, 0, 0), (2, 0, 0):
     is_used = gradients > 0
     momenta[is_used] = (momenta / 2 - gradients / 2)[is_used]
     weights[is_used] += momenta[is_used]
-    with autograd.record():
-        loss = net[used[rank]](nd.full((1, 1), 1 + rank, ctx=contexts[rank % 2]))
-    loss.backward()
+    differentiate(net[used[rank]], nd.full((1, 1), 1 + rank, ctx=contexts[rank % 2]))
     trainer.step(1 + (rank == 2), ignore_stale_grad=True)
     for context in contexts:
         found = [layer.weight.data(context).asnumpy().item() for layer in net]
         assert found == weights.tolist(), (used, found, weights)
+""",
+    "arrays that are changed under another current context": """
+for change, expected in ('gradient', 0.5), ('weight', -2):
+    net = nn.Dense(1, use_bias=False)
+    gluon_syncbn.make_parallel(net, [mx.cpu(0), mx.cpu(1)])
+    net.initialize(mx.init.One())
+    trainer = distributed.Trainer(net, 'sgd', dict(learning_rate=1))
+    differentiate(lambda: net(nd.ones((4, 1))).sum())  # 12 rows have the gradient 12
+    with mx.cpu(1):
+        if change == 'gradient':
+            net.weight.grad()[:] /= 2
+        else:
+            net.weight.data()[:] = -1
+    trainer.step(4)
+    for weight in net.weight.list_data():
+        assert weight.asnumpy().item() == expected, (change, weight)
 """,
     # The ranks without the failure get no error and continue.
     "a failure in prediction": """
@@ -234,17 +248,13 @@ def test_ranks_recompute_and_compare():
     run_ranks(2, STATISTICS + in_turns(RECOMPUTING))
 
 
-def test_an_array_that_one_rank_cannot_use_ends_recomputing():
-    program = """
+ENDS = {
+    "one rank cannot use an array": """
 layer = ready(SyncBatchNorm(in_channels=3))
 batches = [nd.ones((2, 3)), np.ones((rank, 3))]
 assert 'must not be empty' in error_of(recompute_statistics, layer, batches)
-"""
-    run_ranks(2, STATISTICS + program)
-
-
-def test_recomputing_while_another_rank_trains_times_out():
-    program = """
+""",
+    "one rank trains": """
 gluon_syncbn.set_timeout(2)
 layer = ready(SyncBatchNorm(in_channels=1, momentum=0))
 
@@ -257,5 +267,10 @@ text = error_of(recompute_statistics, layer, batches) if rank == 0 else error_of
 assert 'recompute_statistics' in text and 'Missing: rank 1' in text, text
 failures.give_up('the expected error was raised')  # cancels pending work
 assert statistics(layer) == (0, 1)
-"""
-    run_ranks(2, STATISTICS + program)
+""",
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_errors_that_end_recomputing(name):
+    run_ranks(2, STATISTICS + ENDS[name])

@@ -191,23 +191,3 @@ def test_one_process_where_the_launcher_started_more():
     assert result.returncode == 1
     error = result.stderr.splitlines()[-1]
     assert "RuntimeError: SLURM_NTASKS is 4" in error and "mpirun" in error
-
-
-def test_without_mpi():
-    program = """
-from pathlib import Path
-from gluon_syncbn.distributed import connection
-from gluon_syncbn.native import library
-
-sys.modules['mpi4py'] = None  # as if it were not installed
-assert 'needs mpi4py' in error_of(distributed.init)
-del sys.modules['mpi4py']
-mpi_path, connection.mpi_path = connection.mpi_path, lambda: Path(library.__file__)
-text = error_of(distributed.init)
-assert 'mpi4py' in text and 'library.py: invalid ELF header' in text, text
-connection.mpi_path = mpi_path
-library._MPI_NAME = 'no_such_library.so'
-assert not gluon_syncbn.features()['mpi']
-assert 'built without MPI' in error_of(distributed.init)
-"""
-    run_ranks(2, program, init="")

@@ -69,6 +69,27 @@ MPI.Finalize()
 distributed.shutdown()
 assert 'called after gluon_syncbn.distributed.shutdown()' in error_of_a_step()
 """,
+    # Rank 1 does not send its gradients, and gets rank 0's error.
+    "Ctrl-C ends a wait for gradients": """
+import signal, threading
+from gluon_syncbn.distributed import training
+from gluon_syncbn.native import failures
+
+def wait_for_a_failure(_):
+    while not failures.failure():
+        time.sleep(0.1)
+
+layer = ready(SyncBatchNorm(in_channels=1))
+trainer = distributed.Trainer(layer, 'sgd')
+differentiate(layer, nd.ones((2, 1)))
+if rank == 1:
+    training._sum_in_place = wait_for_a_failure
+    assert 'KeyboardInterrupt' in error_of(trainer.step, 1)
+else:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    assert error_of(trainer.step, 1) == 'KeyboardInterrupt()'
+""",
 }
 
 
@@ -107,9 +128,9 @@ else:
     assert process.returncode == 0 and "told" in output, output
 
 
-def test_init_ends_within_its_timeout_and_may_be_called_again(tmp_path):
-    """Rank 1 calls init after the first call of rank 0 has timed out."""
-    program = """
+FIRST = {
+    # Rank 1 calls init after the first call of rank 0 has timed out.
+    "init is called again": """
 from pathlib import Path
 from mpi4py import MPI
 
@@ -123,45 +144,37 @@ while not gave_up.exists():
 distributed.init(30)
 assert distributed.rank() == own and distributed.size() == 2
 assert (distributed.local_rank(), distributed.local_size()) == (own, 2)
-"""
-    run_ranks(2, program, tmp_path, init="")
-
-
-def test_mpi4py_without_threads_is_refused():
-    program = """
+""",
+    "mpi4py without threads is refused": """
 import mpi4py
 mpi4py.rc.thread_level = 'single'
 from mpi4py import MPI
 if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
     text = error_of(distributed.init)
     assert 'MPI was initialized without MPI_THREAD_MULTIPLE' in text, text
-"""
-    run_ranks(2, program, init="")
+""",
+    "without MPI": """
+from pathlib import Path
+from gluon_syncbn.distributed import connection
+from gluon_syncbn.native import library
+
+sys.modules['mpi4py'] = None  # as if it were not installed
+assert 'needs mpi4py' in error_of(distributed.init)
+del sys.modules['mpi4py']
+mpi_path, connection.mpi_path = connection.mpi_path, lambda: Path(library.__file__)
+text = error_of(distributed.init)
+assert 'mpi4py' in text and 'library.py: invalid ELF header' in text, text
+connection.mpi_path = mpi_path
+library._MPI_NAME = 'no_such_library.so'
+assert not gluon_syncbn.features()['mpi']
+assert 'built without MPI' in error_of(distributed.init)
+""",
+}
 
 
-def test_ctrl_c_ends_a_wait_for_gradients():
-    """Rank 1 does not send its gradients, and gets rank 0's error."""
-    program = """
-import signal, threading
-from gluon_syncbn.distributed import training
-from gluon_syncbn.native import failures
-
-def wait_for_a_failure(_):
-    while not failures.failure():
-        time.sleep(0.1)
-
-layer = ready(SyncBatchNorm(in_channels=1))
-trainer = distributed.Trainer(layer, 'sgd')
-differentiate(layer, nd.ones((2, 1)))
-if rank == 1:
-    training._sum_in_place = wait_for_a_failure
-    assert 'KeyboardInterrupt' in error_of(trainer.step, 1)
-else:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
-    assert error_of(trainer.step, 1) == 'KeyboardInterrupt()'
-"""
-    run_ranks(2, program)
+@pytest.mark.parametrize("name", FIRST)
+def test_before_init(name, tmp_path):
+    run_ranks(2, FIRST[name], tmp_path, init="")
 
 
 def test_init_ends_where_a_process_never_calls_it():

@@ -1,6 +1,11 @@
 """Two processes train like one; MPI or MXNet's kvstore sums their gradients."""
 
+import itertools
+import os
+import random
 import re
+import signal
+import time
 
 from gluon_syncbn import SyncBatchNorm
 
@@ -8,7 +13,7 @@ import pytest
 from mxnet.gluon import Trainer, nn
 from support.blocks import gluon_1_only
 from support.helpers import ROOT, differentiate, queue_hidden_write
-from support.mpi import SECONDS, needs_mpi, run_ranks
+from support.mpi import SECONDS, finish, needs_mpi, run_ranks, start
 from support.nd import nd
 
 pytestmark = pytest.mark.timeout(2 * SECONDS)
@@ -90,66 +95,73 @@ def test_training_equals_one_process(kinds):
     run_ranks(2, PROGRAMS["servers"] + TRAIN, *kinds)
 
 
-OTHER_CURRENT_CONTEXT = """
-for change, expected in ('gradient', 0.5), ('weight', -2):
-    net = nn.Dense(1, use_bias=False)
-    gluon_syncbn.make_parallel(net, [mx.cpu(0), mx.cpu(1)])
-    net.initialize(mx.init.One())
-    trainer = distributed.Trainer(net, 'sgd', dict(learning_rate=1))
-    differentiate(lambda: net(nd.ones((4, 1))).sum())  # 8 rows have the gradient 8
-    with mx.cpu(1):
-        if change == 'gradient':
-            net.weight.grad()[:] /= 2
-        else:
-            net.weight.data()[:] = -1
-    trainer.step(4)
-    for weight in net.weight.list_data():
-        assert weight.asnumpy().item() == expected, (change, weight)
-"""
-
-
-@needs_mpi
-def test_arrays_that_are_changed_under_another_current_context():
-    run_ranks(2, OTHER_CURRENT_CONTEXT)
-
-
 RESUMED = """
-from support.helpers import values
-parameters, states = f'{sys.argv[1]}/parameters', f'{sys.argv[1]}/states'
+from pathlib import Path
 
-def make():
-    net = nn.HybridSequential()
-    net.add(nn.Dense(6, in_units=4), SyncBatchNorm(in_channels=6), nn.Dense(2))
-    gluon_syncbn.make_parallel(net, [mx.cpu(0), mx.cpu(1)][: 2 - rank])
-    net.initialize(mx.init.Xavier())
-    net(nd.ones((2, 4)))
-    return net, distributed.Trainer(net, 'adam')
-
-def train(net, trainer, steps):
-    for step in steps:
-        x = nd.array(np.random.default_rng([step, rank]).normal(size=(3 + rank, 4)))
-        differentiate(lambda: (net(x) ** 2).sum())
-        trainer.step(3 + rank)
-
-net, trainer = make()
-train(net, trainer, range(4))
+faulthandler.dump_traceback_later(600, exit=True)
+folder = Path(sys.argv[1])
+net = nn.HybridSequential()
+net.add(nn.Dense(6, in_units=4), SyncBatchNorm(in_channels=6), nn.Dense(2, in_units=6))
+gluon_syncbn.make_parallel(net, [mx.cpu(0), mx.cpu(1)][: 2 - rank % 2])
+mx.random.seed(3)
+net.initialize(mx.init.Xavier())
+trainer = distributed.Trainer(net, 'adam')
+latest, first = folder / 'latest', 0
+if latest.exists():
+    first = int(latest.read_text())
+    net.load_parameters(str(folder / f'{first}.params'))
+    trainer.load_states(str(folder / f'{first}.states'))
+(folder / f'pid{rank}').write_text(str(os.getpid()))
+for step in range(first, int(sys.argv[2])):
+    if step % 7 == 0 and step > first and rank == 0:
+        net.save_parameters(str(folder / f'{step}.params'))
+        trainer.save_states(str(folder / f'{step}.states'))
+        (folder / 'new').write_text(str(step))
+        os.replace(folder / 'new', latest)
+    rng = np.random.default_rng([step, rank])
+    x = nd.array(rng.normal(size=(3 + rank, 4)))
+    differentiate(lambda: (net(x) ** 2).sum())
+    trainer.step(3 + rank)
+    mx.nd.waitall()
+    if rank == 0:
+        print('step', flush=True)
+gluon_syncbn.check_replicas(net)
 if rank == 0:
-    net.save_parameters(parameters)
-    trainer.save_states(states)
-MPI.COMM_WORLD.Barrier()
-again, other_trainer = make()
-again.load_parameters(parameters)
-other_trainer.load_states(states)
-train(net, trainer, range(4, 8))
-train(again, other_trainer, range(4, 8))
-gluon_syncbn.check_replicas(again)
-assert all(map(np.array_equal, values(net), values(again)))
+    net.save_parameters(str(folder / 'end.params'))
+print('done', flush=True)
 """
 
 
+def resume(folder, steps, kill_after=None, random=None):
+    """Train from the latest checkpoint; kill a rank after so many steps if given."""
+    process = start(3, RESUMED, folder, steps)
+    if kill_after is not None:
+        lines = (line for line in process.stdout if line == "step\n")
+        next(itertools.islice(lines, kill_after - 1, None))
+        time.sleep(random.uniform(0, 0.02))  # somewhere in the next steps
+        # All ranks take part in a step, so all have written their numbers.
+        pid = (folder / f"pid{random.randrange(3)}").read_text()
+        os.kill(int(pid), signal.SIGKILL)
+    output = finish(process)
+    is_done = process.returncode == 0 and output.count("done") == 3
+    assert is_done == (kill_after is None), output[-4000:]
+    if is_done:
+        return (folder / "end.params").read_bytes()
+
+
+MANY = pytest.param(300, 20, marks=[pytest.mark.full, pytest.mark.timeout(1800)])
+
+
 @needs_mpi
-def test_ranks_continue_from_a_checkpoint_with_the_same_bits(tmp_path):
-    run_ranks(2, RESUMED, tmp_path)
+@pytest.mark.parametrize("steps, kills", [(24, 1), MANY])
+def test_killed_ranks_end_with_the_bits_of_an_undisturbed_run(steps, kills, tmp_path):
+    numbers, folders = random.Random(0), [tmp_path / "killed", tmp_path / "undisturbed"]
+    for folder in folders:
+        folder.mkdir()
+    for _ in range(kills):
+        resume(folders[0], steps, numbers.randint(1, 20), numbers)
+    killed, undisturbed = (resume(folder, steps) for folder in folders)
+    assert killed == undisturbed
 
 
 @needs_mpi

@@ -1,5 +1,7 @@
 """Numbers, calls and mistakes that random programs of the layer do not cover."""
 
+import re
+
 import gluon_syncbn
 from gluon_syncbn import SyncBatchNorm
 
@@ -8,17 +10,22 @@ import numpy as np
 import pytest
 from mxnet import autograd
 from mxnet.gluon import nn
+from support import reference
 from support.helpers import (
     assert_all_near,
+    assert_trains,
     differentiate,
+    make_layer,
     output_of,
+    put,
     ready,
     run_python,
     set_mode,
+    split_rows,
     step_of_layer,
     summed_grad,
+    value,
 )
-from support.mistakes import assert_trains, failure_of, make_layer
 from support.nd import nd
 
 NORMAL = np.random.default_rng(0).normal(size=(2, 64, 3))
@@ -108,24 +115,102 @@ def test_huge_timeout_means_no_limit(seconds, devices):
         assert_trains(devices, make_layer(devices.contexts, timeout, num_devices=2))
 
 
-@pytest.mark.parametrize("axis", [4, -5])
-def test_axis_outside_of_the_input(axis):
-    layer = ready(SyncBatchNorm(axis=axis, in_channels=3))
-    text = rf"'{layer.name}'(?=.*\b4\b).*axis.*{axis}\b"
-    with autograd.train_mode(), pytest.raises(ValueError, match=text):
-        layer(nd.ones((6, 3, 4, 5)))
+# ---- NaN, inf or one value per channel.
+
+GOOD = np.random.default_rng(0).normal(2, 3, (6, 3, 4)).astype("float32")
 
 
-@pytest.mark.parametrize(
-    "dtype, dtype_of_gamma, facts",
-    [
-        ("float32", "float16", ["float32 or float64", "cast"]),
-        ("int32", "float32", ["int32"]),
-    ],
-)
-def test_dtypes_that_the_layer_does_not_take(dtype, dtype_of_gamma, facts):
-    layer = ready(SyncBatchNorm(in_channels=3))
-    layer.gamma.cast(dtype_of_gamma)
+def spoiled(bad, row):
+    x = GOOD.copy()
+    x[row, 1, 2] = bad
+    return x
+
+
+def call(devices, layer, x):
     with autograd.train_mode():
-        text = failure_of(lambda: layer(nd.ones((6, 3), dtype=dtype)).wait_to_read())
-    assert all(fact in text for fact in [f"'{layer.name}'", *facts])
+        ys = devices.map(layer, put(split_rows(x, [1, 5]), devices.contexts))
+    return np.concatenate([y.asnumpy() for y in ys])
+
+
+def assert_statistics(layer, devices, mean, var):
+    for k in range(len(devices)):
+        found = [value(p, k) for p in (layer.running_mean, layer.running_var)]
+        assert_all_near(found, [mean, var], "float32", 24)
+
+
+def test_momentum_0_or_1_drops_nan(devices):
+    """Momentum 0 must drop an old NaN, and momentum 1 a new one. 0 * NaN is NaN."""
+    _, mean, var, _ = reference.forward(GOOD, np.ones(3), np.zeros(3))
+    layer = make_layer(devices.contexts, None, momentum=0)
+    y = call(devices, layer, spoiled(np.nan, 1))
+    assert np.isnan(y[:, 1]).all() and np.isfinite(y[:, [0, 2]]).all()
+    assert np.isnan(value(layer.running_var, 1)[1])
+    call(devices, layer, GOOD)
+    assert_statistics(layer, devices, mean, var)
+    layer = make_layer(devices.contexts, None, momentum=1)
+    call(devices, layer, spoiled(np.nan, 1))
+    assert_statistics(layer, devices, np.zeros(3), np.ones(3))
+
+
+@pytest.mark.parametrize("rows, var", [(1, 0), (2, 2)])
+def test_unbiased_variance_of_few_values(rows, var):
+    """One value has the biased variance, because the unbiased one needs two."""
+    layer = ready(SyncBatchNorm(in_channels=1, momentum=0, unbiased_running_var=True))
+    with autograd.train_mode():
+        layer(nd.array([[1], [3]])[:rows]).wait_to_read()
+    assert value(layer.running_var) == var
+
+
+# 1e21 gives a variance that is finite in float64 but not in float32.
+BAD = np.nan, np.inf, 1e21
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_skip(bad, devices):
+    layer = make_layer(devices.contexts, None, momentum=0.5, nonfinite="skip")
+    _, mean, var, _ = reference.forward(GOOD, np.ones(3), np.zeros(3))
+    call(devices, layer, GOOD)
+    y = call(devices, layer, spoiled(bad, 0))
+    assert np.isfinite(y[:, [0, 2]]).all()
+    assert_statistics(layer, devices, mean / 2, (1 + var) / 2)
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("row, device", [(0, "cpu(0)"), (3, "cpu(1)")])
+def test_raise_names_the_shard(row, device, bad, devices):
+    layer = make_layer(devices.contexts, None, nonfinite="raise")
+    call(devices, layer, GOOD)
+    before = value(layer.running_mean)
+    pattern = f"'{layer.name}', forward.*channel 1.*{re.escape(device)}"
+    with pytest.raises(mx.MXNetError, match=pattern):
+        call(devices, layer, spoiled(bad, row))
+    gluon_syncbn.recover()
+    assert (value(layer.running_mean) == before).all()
+    assert np.isfinite(call(devices, layer, GOOD)).all()
+
+
+def test_finite_shards_with_an_infinite_variance_of_the_batch(devices):
+    x = GOOD.copy()
+    x[:, 1], x[0, 1] = 1e20, -1e20  # each shard alone has variance 0
+    with pytest.raises(mx.MXNetError, match="whole batch.*finite"):
+        call(devices, make_layer(devices.contexts, None, nonfinite="raise"), x)
+    gluon_syncbn.recover()
+
+
+ONE_VALUE = """
+import gluon_syncbn, mxnet as mx, sys
+from support.helpers import cpus, ready
+from support.nd import nd
+layer = gluon_syncbn.SyncBatchNorm(in_channels=3)
+net = ready(gluon_syncbn.make_parallel(layer, cpus(2)))
+for rows in 2, 1, 1:
+    with mx.autograd.train_mode():
+        net(nd.ones((rows, 3))).wait_to_read()
+    print('trained with', rows, file=sys.stderr)
+"""
+
+
+def test_one_value_per_channel_in_the_whole_batch_warns_once_per_process():
+    first, *_, warning, _, _ = run_python(ONE_VALUE).stderr.splitlines()
+    assert first == "trained with 2"  # one row for each device
+    assert "SyncBatchNorm 'batchnorm0' trains on one value per chan" in warning

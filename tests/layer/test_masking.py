@@ -6,7 +6,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd
-from support.blocks import Function, by_gluon
+from support.blocks import Function
 from support.helpers import (
     MODES,
     assert_all_near,
@@ -104,20 +104,6 @@ def test_numpy_arrays():
         y = layer(mx.np.array([[1.0], [3], [9]]), mx.np.array([1, 1, 0], dtype=bool))
         assert isinstance(y, mx.np.ndarray)
     assert y.asnumpy().tolist() == [[-1], [1], [0]]
-
-
-@pytest.mark.parametrize(
-    "mask, error, text",
-    [
-        ([[1, 0]], TypeError, r"mask .*NDArray.*\[\[1, 0\]\]"),
-        (nd.ones((2, 3)), ValueError, r"mask .*\(2, 4\).*\(2, 3\)"),
-        (mx.sym.var("mask"), TypeError, by_gluon("mask .*NDArray", "type")),
-    ],
-)
-def test_a_mask_that_does_not_fit(mask, error, text):
-    layer = ready(SyncBatchNorm(num_devices=1))
-    with pytest.raises(error, match=text):
-        layer(nd.ones((2, 3, 4)), mask)
 
 
 @pytest.mark.parametrize("shape", [(5, 6), (6, 1), (6, 5, 1)])

@@ -48,7 +48,7 @@ print(json.dumps(used))
 
 KEPT_INPUTS = """
 from support.blocks import Same
-from support.helpers import set_mode, status
+from support.helpers import differentiate, set_mode, status
 
 layer = gluon_syncbn.SyncBatchNorm(num_devices=1, in_channels=8, activation='identity')
 layer.initialize()
@@ -62,9 +62,7 @@ def resident(gamma):
     layer.gamma.set_data(nd.full(8, gamma))
     for _ in range(3):
         x.attach_grad()
-        with autograd.record():
-            y = net(x)
-        y.backward()
+        y = differentiate(net, x)
         mx.nd.waitall()
     del y
     return status('VmRSS')

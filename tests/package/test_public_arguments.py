@@ -24,6 +24,23 @@ norm, convert, parallel = g.SyncBatchNorm, g.convert_sync_batchnorm, g.make_para
 layer, b = ready(norm(in_channels=3)), nn.BatchNorm(prefix="b_")
 dense, devices = ready(parallel(nn.Dense(1, in_units=3), TWO)), g.Devices(TWO)
 
+DATA = mx.sym.var("data")
+NODE = mx.sym.BatchNorm(DATA, name="bn")
+
+
+def trained(name, x, dtype_of_gamma="float32", **options):
+    new = ready(norm(in_channels=3, prefix=f"{name}_", **options))
+    new.gamma.cast(dtype_of_gamma)
+    with mx.autograd.train_mode():
+        new(x).wait_to_read()
+
+
+def parent_of(child):
+    parent = nn.Sequential()
+    parent.add(child)
+    return parent
+
+
 NETS = "Monitor allow_plain_loop check_replicas revert_parallel revert_sync_batchnorm"
 # Wrong values of arguments.
 BOOLS = dict.fromkeys("center scale use_global_stats unbiased_running_var".split(), 2)
@@ -84,6 +101,16 @@ WRONG_CALLS = {  # a key lists facts that the error of its call must name
     "batch_size 0": lambda: d.Trainer(layer, "sgd").step(0),
     "batches (4, 3) DataLoader [x]": lambda: g.recompute_statistics(layer, X),
     "initialize()": lambda: g.recompute_statistics(b, [X]),
+    "mask NDArray [[1, 0]]": lambda: layer(X, [[1, 0]]),
+    "mask NDArray Symbol": lambda: layer(X, mx.sym.var("mask")),
+    "mask (2, 4) (2, 3)": lambda: layer(mx.nd.ones((2, 3, 4)), X[:2]),
+    "'wide' axis 4 2": lambda: trained("wide", X, axis=4),
+    "'narrow' axis -5 2": lambda: trained("narrow", X, axis=-5),
+    "'cast' float32 or float64": lambda: trained("cast", X, dtype_of_gamma="float16"),
+    "'int' int32": lambda: trained("int", X.astype("int32")),
+    "bn initialize": lambda: convert(mx.gluon.SymbolBlock(NODE, DATA)),
+    "batch_axis 0 1": lambda: parallel(dense, TWO, batch_axis=1),
+    "cpu(0), cpu(1) cpu(2)": lambda: parallel(parent_of(dense), cpus(3)),
 }
 
 

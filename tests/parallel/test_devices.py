@@ -22,8 +22,8 @@ import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from support.blocks import Double, in_threads, move
-from support.helpers import Loop, cpus, ready, repetitions, set_mode, whole
+from support.blocks import in_threads, move
+from support.helpers import Loop, cpus, ready, repetitions, set_mode
 from support.nd import nd
 from support.nets import Normalized, started, state_of, train
 
@@ -86,26 +86,6 @@ def test_a_context_has_one_thread_whoever_calls(make_devices):
     (ident,) = make_devices(1, first=1).map(threading.get_ident)
     assert ident == first[1]
     assert len({*first, threading.get_ident()}) == 3
-
-
-def test_calls_of_a_static_graph_keep_their_order(devices):
-    """Otherwise one device could run its second call while another runs its first."""
-    net = nn.HybridSequential()
-    net.add(Double(), SyncBatchNorm(in_channels=1))
-    net.initialize(ctx=devices.contexts)
-    net.hybridize(static_alloc=True, static_shape=True)
-    late = nd.ones((2000, 5000), ctx=devices.contexts[1])
-    x = nd.array([[1], [2], [3], [8]])
-
-    def call(x, y):
-        if x.context == late.context:
-            x = nd.broadcast_add(x, nd.sin(nd.sin(nd.sin(late)))[:1, :1] * 0)
-        return [net(x), net(y)]
-
-    with autograd.record():
-        outputs = devices.map(call, devices.split(x), devices.split(5 - 2 * x))
-    first, second = (whole(column) for column in zip(*outputs))
-    np.testing.assert_allclose(first, -second, atol=1e-4)
 
 
 def test_a_loop_of_the_main_thread_is_warned_of(devices, monkeypatch):

@@ -1,15 +1,12 @@
 """Errors in training with a layer on several devices, and right steps after them."""
 
-import ctypes
 import inspect
 import re
 import threading
 import time
-from contextlib import contextmanager
 
 import gluon_syncbn
 from gluon_syncbn import Devices, SyncBatchNorm
-from gluon_syncbn.mxnet_private.arrays import push
 from gluon_syncbn.native import failures
 
 import mxnet as mx
@@ -18,15 +15,21 @@ import pytest
 from mxnet import autograd
 from mxnet.gluon import SymbolBlock
 from support.blocks import gluon_1_only
-from support.helpers import cpus, differentiate, queue_step, ready, run_python, set_mode
-from support.mistakes import (
+from support.helpers import (
     X,
     assert_trains,
+    busy_worker,
+    cpus,
+    differentiate,
     failure_of,
     make_layer,
     make_shards,
     map_and_wait,
-)  # fmt: skip
+    queue_step,
+    ready,
+    run_python,
+    set_mode,
+)
 from support.nd import nd
 
 # ---- devices that do not arrive ------------------------------------------------------
@@ -147,22 +150,6 @@ def test_naive_engine_runs_one_device_and_refuses_two():
     assert result.stdout == "[-2.0, 0.0, 2.0]\n" and result.returncode == 1
     assert "MXNET_ENGINE_TYPE=NaiveEngine" in result.stderr
     assert "num_devices=2" in result.stderr
-
-
-@contextmanager
-def busy_worker(context):
-    """Block the engine thread (worker) of a CPU context during the `with` block."""
-    began, end = threading.Event(), threading.Event()
-
-    @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
-    def work(_context, _parameter):
-        began.set()
-        end.wait(60)
-
-    push(work, 0, context, [])
-    assert began.wait(60)
-    yield
-    end.set()
 
 
 @pytest.mark.filterwarnings("ignore:SyncBatchNorm .*allow_plain_loop")

@@ -1,44 +1,24 @@
 """Monitor and available_contexts: what a user asks about the devices."""
 
 import re
-import threading
 import time
-from functools import partial
+from contextlib import ExitStack
 from pathlib import Path
 
 from gluon_syncbn import Monitor, available_contexts, make_parallel
 
 import mxnet as mx
 from mxnet.gluon import Trainer, nn
-from support.helpers import differentiate, run_tool
+from support.helpers import busy_worker, differentiate, ready, run_tool
 from support.nd import nd
 
 SLOW = 0.05  # seconds
 
 
-@mx.operator.register("slow_on_one_device")
-class SlowProp(mx.operator.CustomOpProp):
-    def create_operator(self, ctx, shapes, dtypes):
-        return Slow("cpu(1)" in str(ctx))
-
-
-class Slow(mx.operator.CustomOp):
-    """The identity. On cpu(1) its forward sleeps."""
-
-    pause = partial(time.sleep, SLOW)
-
-    def __init__(self, pauses):
-        super().__init__()
-        self.pauses = pauses
-
-    def forward(self, is_train, req, in_data, out_data, aux):
-        if self.pauses:
-            Slow.pause()
-        self.assign(out_data[0], req[0], in_data[0])
-
-
-def slow_block():
-    return nn.Lambda(partial(nd.Custom, op_type="slow_on_one_device"))
+def slow_on_one_device(x):
+    if x.context == mx.cpu(1):
+        time.sleep(SLOW)
+    return x * 1
 
 
 def batches(pause=0.0):
@@ -76,27 +56,23 @@ def test_waiting_for_data(devices):
 
 
 def test_waiting_for_a_slow_device_names_it_and_the_layer(devices):
-    name, shares, last, slept = watched_run(devices, slow_block())
+    name, shares, last, slept = watched_run(devices, nn.Lambda(slow_on_one_device))
     (_, fast, in_layer), (_, slow, *_) = shares
     assert fast == in_layer > 0.5 * slept > slow
     assert last.endswith(f"devices wait for cpu(1), most of all in {name}")
 
 
-def test_a_busy_device_does_not_wait_for_data(monkeypatch):
+def test_a_busy_device_does_not_wait_for_data():
     """The loop waits for each batch while the device is still busy."""
-    may_end = threading.Semaphore(0)
-    monkeypatch.setattr(Slow, "pause", may_end.acquire)
-    net = nn.Sequential()
-    net.add(slow_block(), nn.Dense(1, in_units=3))
-    net.initialize(ctx=mx.cpu(1))
+    net, busy = ready(nn.Dense(1, in_units=3), ctx=mx.cpu(1)), ExitStack()
     monitor = Monitor(net)
     for number, x in enumerate(monitor.data(batches(SLOW))):
         if number == 0:
             monitor.report()  # forgets the wait for the first batch
-        else:
-            may_end.release()
+        busy.close()
+        busy.enter_context(busy_worker(mx.cpu(1)))
         differentiate(net, x.as_in_context(mx.cpu(1)))
-    may_end.release()
+    busy.close()
     mx.nd.waitall()
     assert read(monitor.report())[0] == [[0, 0]]
 

@@ -43,35 +43,8 @@ def fork(in_child=lambda: None):
     assert os.waitpid(child, 0)[1] == 0
 """
 
-AFTER_AN_ERROR = """
-# One core makes it likely that the interpreter ends while MXNet's threads run.
-os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
-
-class Fails(autograd.Function):
-    def forward(self, y):
-        return y * 1
-    def backward(self, dy):
-        raise RuntimeError("mine")
-
-def fail():
-    net = ready(gluon_syncbn.make_parallel(nn.Dense(1, in_units=3), contexts))
-    with autograd.record():
-        loss = Fails()(net(nd.ones((4, 3))))
-    try:
-        loss.backward()
-        mx.nd.waitall()
-    except mx.MXNetError:
-        return loss
-
-for _ in range(3):
-    child = os.fork()
-    if child == 0:
-        loss = fail()
-        sys.exit(0 if loss is not None else "no error")
-    assert os.waitpid(child, 0)[1] == 0
-"""
-
-DELETE_WHILE_THE_GIL_IS_HELD = """
+PROGRAMS = {
+    "a graph is deleted while the GIL is held": """
 import ctypes, gc, weakref
 from gluon_syncbn.mxnet_private import tape
 from gluon_syncbn.parallel import recorded_call
@@ -95,9 +68,8 @@ assert created == 0 and library.pthread_join(thread, None) == 0
 devices.map(int)
 gc.collect()
 assert owner() is None
-"""
-
-NO_MAP_AFTER_THE_EXIT = """
+""",
+    "no map begins after the exit handlers": """
 import atexit
 begun, end = threading.Event(), threading.Event()
 
@@ -115,11 +87,7 @@ atexit._run_exitfuncs()
 end.set()
 thread.join(1)  # the thread gets an error, or waits for its turn
 os._exit(print('done', flush=True) or 0)
-"""
-
-PROGRAMS = {
-    "a graph is deleted while the GIL is held": DELETE_WHILE_THE_GIL_IS_HELD,
-    "no map begins after the exit handlers": NO_MAP_AFTER_THE_EXIT,
+""",
     "a first call does not disturb a wait of another thread": """
 layer = ready(gluon_syncbn.SyncBatchNorm())
 errors, end = [], threading.Event()
@@ -148,6 +116,31 @@ signal.raise_signal(signal.SIGUSR1)
 assert not any(os.path.getsize(file.name) for file in files)
 os._exit(print('done', flush=True) or 0)
 """,
+    # The wait for the late device is longer than a worker of the engine stays awake.
+    "a late device, and a fork": """
+from support.helpers import status
+
+layer = ready(gluon_syncbn.SyncBatchNorm(in_channels=1), ctx=contexts)
+big = mx.nd.ones((800, 800), contexts[1])
+
+def forward(x):
+    if x.context == contexts[1]:
+        x = x + 0 * mx.nd.dot(big, big)[0, 0]
+    with autograd.record():
+        return layer(x)
+
+def train():
+    shards = devices.split(mx.nd.array([[1.0], [3.0]]))
+    return [y.asscalar() for y in devices.map(forward, shards)]
+
+results = train(), train()
+before = status('Threads')
+for _ in range(20):
+    train()
+fork(lambda: train() == results[0] or os._exit(1))
+assert results[0] == results[1] == train()
+assert status('Threads') - before <= 2
+""",
     "no threads": """
 import resource
 layer = ready(gluon_syncbn.SyncBatchNorm(num_devices=2, timeout=1), ctx=contexts)
@@ -165,7 +158,33 @@ except mx.MXNetError as error:
 os._exit(print('done', flush=True) or 0)
 """,
     "exit while a device waits in vain": "push_step(); y = push_call_of_one_device()",
-    "exit after an error in a loss's backward": AFTER_AN_ERROR,
+    "exit after an error in a loss's backward": """
+# One core makes it likely that the interpreter ends while MXNet's threads run.
+os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+
+class Fails(autograd.Function):
+    def forward(self, y):
+        return y * 1
+    def backward(self, dy):
+        raise RuntimeError("mine")
+
+def fail():
+    net = ready(gluon_syncbn.make_parallel(nn.Dense(1, in_units=3), contexts))
+    with autograd.record():
+        loss = Fails()(net(nd.ones((4, 3))))
+    try:
+        loss.backward()
+        mx.nd.waitall()
+    except mx.MXNetError:
+        return loss
+
+for _ in range(3):
+    child = os.fork()
+    if child == 0:
+        loss = fail()
+        sys.exit(0 if loss is not None else "no error")
+    assert os.waitpid(child, 0)[1] == 0
+""",
     # The layer would time out if the thread could not queue its call during the fork.
     "fork while another thread queues": """
 gluon_syncbn.set_timeout(5)
@@ -345,3 +364,36 @@ def test_waits_of_some_seconds():
         errors, *_ = threads.map(run, [CTRL_C, STOPPED, CTRL_C_ELSEWHERE])
     assert errors.count("Missing: cpu(1)") == 1
     assert "gluon_syncbn raises this error after 60 s:" in errors
+
+
+STATUS = """
+def finish():  # the other device calls once the status was printed
+    os.kill(os.getpid(), signal.SIGUSR1)
+    text = b''
+    while b'The program stands at' not in text:
+        text += os.read(read, 4096)
+    os.write(stderr, text)
+    with autograd.train_mode():
+        layer(second)
+
+layer = ready(gluon_syncbn.SyncBatchNorm(num_devices=2), ctx=contexts)
+first, second = devices.split(x)
+with autograd.train_mode():
+    for _ in range(12):
+        devices.map(layer, [first, second])
+    mx.nd.waitall()
+    y = layer(first)
+stderr, (read, write) = os.dup(2), os.pipe()
+os.dup2(write, 2)
+threading.Thread(target=finish).start()
+y.wait_to_read()
+"""
+
+
+def test_a_signal_prints_who_is_missing_and_the_latest_exchanges(monkeypatch):
+    monkeypatch.setenv("GLUON_SYNCBN_STATUS", "1")
+    text, number = run(STATUS), (SETUP + STATUS).count("\n")
+    assert "pending exchanges: 1\n" in text
+    assert "Missing: cpu(1).\n" in text  # no advice follows
+    assert max(line.count("forward ") for line in text.splitlines()) == 10
+    assert f"The program stands at <string>:{number}\n" in text

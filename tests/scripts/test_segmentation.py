@@ -107,6 +107,13 @@ def test_a_run_is_drawn_beside_another_one(norm, trained, call):
     assert Image.open(run / "curves.png").size == (1200, 408)
 
 
+def test_the_last_epochs_freeze_statistics(call):
+    call(0, *TINY, "--norm", "bn", "--epochs", 1, "--freeze-epochs", 1)
+    trained = mx.nd.load("runs/digits-FastSCNN-bn/epoch-1.params")
+    means = [array for name, array in trained.items() if "running_mean" in name]
+    assert means and not any(mean.asnumpy().any() for mean in means)
+
+
 SMALL, LABEL = Image.new("L", (2, 2)), np.zeros((2, 2), np.uint8)
 
 
@@ -115,6 +122,8 @@ SMALL, LABEL = Image.new("L", (2, 2)), np.zeros((2, 2), np.uint8)
     [
         ("a multiple of 32", ["--crop-size", 50]),
         ("epochs must be positive", ["--epochs", 0]),
+        ("Did you mean --batch-size?", ["--batchsize", 4]),
+        ("unknown argument --zzz", ["--zzz"]),
         ("gpu(", ["--ctx", "gpu", "--num-devices", 99]),
         ("must be a folder, got none", ["--data-root", "none"]),
         ("name at least 2 classes", ["--data-root", "."]),

@@ -4,7 +4,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
+from contextlib import contextmanager
 from ctypes import CFUNCTYPE, c_void_p, cast, py_object
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from gluon_syncbn.mxnet_private.arrays import push
 
 import mxnet as mx
 import numpy as np
+import pytest
 from mxnet import autograd
 from mxnet.gluon import SymbolBlock
 
@@ -188,6 +191,22 @@ def queue_hidden_write(array):
     push(_write_two, id(array), array.context, [array])
 
 
+@contextmanager
+def busy_worker(context):
+    """Block the engine thread (worker) of a CPU context during the `with` block."""
+    began, end = threading.Event(), threading.Event()
+
+    @CFUNCTYPE(None, c_void_p, c_void_p)
+    def work(_context, _parameter):
+        began.set()
+        end.wait(60)
+
+    push(work, 0, context, [])
+    assert began.wait(60)
+    yield
+    end.set()
+
+
 def run_python(code, *arguments, timeout=60, **environment):
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
@@ -224,3 +243,41 @@ def run_tool(*command, timeout=800):
     )
     assert result.returncode == 0, result.stdout[-6000:]
     return result.stdout
+
+
+# ---- Users' mistakes: a small layer, its data, an error's text.
+
+SHAPE = (4, 3, 2, 5)
+X, DY = np.random.default_rng(0).normal(1, 2, (2, *SHAPE)).astype("float32")
+
+
+def make_layer(contexts, timeout=0.5, **arguments):
+    layer = SyncBatchNorm(in_channels=3, timeout=timeout, **arguments)
+    layer.initialize(ctx=contexts)
+    return layer
+
+
+def make_shards(devices, x=X):
+    return devices.split(x)
+
+
+def assert_trains(devices, layer):
+    """Check that a step gives y and dx of the oracle."""
+    ys, dxs = train_step(devices, layer, make_shards(devices), make_shards(devices, DY))
+    ones, zeros = np.ones(3), np.zeros(3)
+    expected, _, _, inv_std = reference.forward(X, ones, zeros)
+    assert_near(np.concatenate(ys), expected, count=40, scale=abs(expected).max())
+    scale = inv_std.max() * abs(DY).max()
+    expected = reference.backward(X, DY, ones)[0]
+    assert_near(np.concatenate(dxs), expected, count=40, scale=scale)
+
+
+def failure_of(wait, *arguments):
+    with pytest.raises(mx.MXNetError) as caught:
+        wait(*arguments)
+    return str(caught.value)
+
+
+def map_and_wait(devices, function, *lists):
+    for y in devices.map(function, *lists):
+        y.wait_to_read()

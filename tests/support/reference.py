@@ -1,7 +1,6 @@
 """The float64 oracle of batch normalization, and the tolerances of comparisons."""
 
 from gluon_syncbn.reference import (
-    reduction_axes,
     reference_backward,
     reference_forward,
 )
@@ -36,16 +35,6 @@ def reconstruction_error(dtype, function, largest):
     if function not in ("identity", "leaky_relu"):
         return 0.0
     return _PRECISION[str(dtype)][0] * (largest + 8)
-
-
-def inference_forward(x, gamma, beta, running_mean, running_var, axis=1, eps=1e-5):
-    x = np.asarray(x, np.float64)
-    _, shape = reduction_axes(x, axis)
-    mean, var, gamma, beta = (
-        np.asarray(v, np.float64).reshape(shape)
-        for v in (running_mean, running_var, gamma, beta)
-    )
-    return (x - mean) / np.sqrt(var + eps) * gamma + beta
 
 
 def tolerance(dtype, count=1, conditioning=0.0, scale=1.0):
