@@ -1,15 +1,19 @@
 """Compatibility with versions of NumPy, onnx and MXNet.
 
 Newer versions of NumPy and onnx lack names that MXNet and GluonCV use. This module
-defines these names before it imports MXNet, and does not change names that exist.
+defines these names before it imports MXNet, and does not change names that exist. It
+also loads CUDA libraries that pip installed, if the loader does not find them.
 """
 
 from __future__ import annotations
 
+import ctypes
+import importlib
 import re
 import sys
 import warnings
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -75,9 +79,38 @@ class _OnnxMapping:
 
 sys.meta_path.append(_OnnxMapping())  # last: onnx's own module wins
 
-# isort: split
+
+def _load_of_packages(library):
+    """Load a library of NVIDIA's packages for pip, and return whether there is one.
+
+    The system's loader does not search their folders. Once a library is loaded, MXNet
+    finds it by its name.
+    """
+    found = (file for p in sys.path for file in Path(p).glob(f"nvidia/*/lib/{library}"))
+    file = next(found, None)
+    if file is not None:
+        ctypes.CDLL(str(file))
+    return file is not None
+
+
+def _import_mxnet():
+    """Import MXNet, and again after each CUDA library that its first tries missed."""
+    loaded = set()
+    while True:
+        try:
+            return importlib.import_module("mxnet")
+        except OSError as error:
+            found = re.match(r"lib(cu|nccl|nv)\S+(?=: cannot open)", str(error))
+            if not found or found[0] in loaded or not _load_of_packages(found[0]):
+                raise
+            loaded.add(found[0])
+            # Otherwise the next import lacks the attributes of these modules.
+            for name in [name for name in sys.modules if name.startswith("mxnet.")]:
+                del sys.modules[name]
+
+
 try:
-    import mxnet as mx
+    mx = _import_mxnet()
 except ModuleNotFoundError as error:
     if error.name != "mxnet":
         raise
@@ -99,7 +132,7 @@ except OSError as error:
     library = found[0]
     fix = (
         "`pip install '.[cuda]'` in a clone of gluon_syncbn installs mxnet-cu112 and "
-        "the CUDA libraries that it loads. Add their folders to LD_LIBRARY_PATH."
+        "the CUDA libraries that it loads."
     )
     if library == "libcuda.so.1":
         fix = (

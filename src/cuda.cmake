@@ -62,6 +62,7 @@ function(find_nvcc result reason)
   endif()
   list_nvccs(nvccs)
   set(failures "")
+  set(lines "")
   foreach(nvcc ${nvccs})
     get_filename_component(folder ${nvcc} DIRECTORY)
     execute_process(COMMAND ${nvcc} -std=c++17 ${host} -cudart static -L${folder}/../lib
@@ -77,7 +78,12 @@ function(find_nvcc result reason)
       string(STRIP "${status} ${output}" line)
     endif()
     string(REGEX REPLACE "[^A-Za-z0-9.,:()=_+'/!#-]+" " " line "${line}")  # allowed in a C string
-    list(APPEND failures "${nvcc} does not work: ${line}")
+    # A host compiler that is too new. The rest is an option with which nvcc may fail later.
+    string(REGEX REPLACE " The nvcc flag '-allow-unsupported-compiler'.*" "" line "${line}")
+    if(NOT line IN_LIST lines)  # nvcc may be a script that runs another one
+      list(APPEND lines "${line}")
+      list(APPEND failures "${nvcc} does not work: ${line}")
+    endif()
   endforeach()
   if(NOT nvccs)
     set(failures "there is no nvcc on PATH, in /usr/local/cuda*/bin or in another usual folder")
@@ -113,7 +119,7 @@ if(NOT nvcc)
   endif()
   message(FATAL_ERROR "GLUON_SYNCBN_CUDA=${GLUON_SYNCBN_CUDA}, but there is no nvcc that works: "
                       "${GLUON_SYNCBN_CUDA_MISSING}; set CUDACXX to the path of one, or "
-                      "CUDAHOSTCXX to a host compiler that it accepts")
+                      "CUDAHOSTCXX to a host compiler that it accepts, such as g++-11")
 endif()
 set(CMAKE_CUDA_COMPILER ${nvcc})
 # NVIDIA's Python packages have the libraries in lib, but nvcc searches lib64.

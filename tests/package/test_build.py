@@ -70,6 +70,28 @@ def test_asked_for_cuda_without_nvcc(tmp_path, monkeypatch):
     assert "GLUON_SYNCBN_CUDA=1, but there is no nvcc" in errors
 
 
+TOO_NEW = "unsupported GNU version! gcc versions later than 11 are not supported!"
+NVCC = f"""#!/bin/sh
+echo "host_config.h:132:2: error: #error -- {TOO_NEW} The nvcc flag" \\
+    "'-allow-unsupported-compiler' can be used to override this version check" >&2
+exit 1
+"""
+
+
+def test_a_host_compiler_that_nvcc_refuses(tmp_path, monkeypatch):
+    """One line is kept of nvcc's error, once for an nvcc and a script that calls it."""
+    script = f'#!/bin/sh\nexec "{tmp_path}/nvcc" "$@"\n'
+    for name, text in ("nvcc", NVCC), ("script", script):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("GLUON_SYNCBN_CUDA", "1")
+    monkeypatch.setenv("CUDACXX", f"{tmp_path / 'script'};{tmp_path / 'nvcc'}")
+    command = "cmake", "-S", ROOT / "src", "-B", tmp_path / "build", "-G", "Ninja"
+    errors = " ".join(errors_of(*command).split())  # CMake wraps lines
+    assert errors.count(TOO_NEW) == 1 and "CUDAHOSTCXX" in errors
+    assert "allow-unsupported-compiler" not in errors
+
+
 def files_below(folder):
     return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
 

@@ -6,12 +6,18 @@ import gluon_syncbn
 
 import numpy as np
 import pytest
-from support.helpers import RESTORE_NUMPY_NAMES, ROOT, output_of, run_python
+from support.helpers import (
+    RESTORE_NUMPY_NAMES,
+    ROOT,
+    output_of,
+    run_python,
+    run_tool,
+)
 
 
-def import_beside(folder, mxnet):
-    """Import the package beside an mxnet.py of one line; return stderr's last line."""
-    (folder / "mxnet.py").write_text(mxnet)
+def import_beside(folder, mxnet, file="mxnet.py"):
+    """Import the package beside this text as mxnet; return stderr's last line."""
+    (folder / file).write_text(mxnet)
     path = f"{folder}:{ROOT}"
     result = run_python("import gluon_syncbn", PYTHONPATH=path)
     return result.stderr.splitlines()[-1]
@@ -42,6 +48,37 @@ MISSING = {  # the error of MXNet's import, and our error
 @pytest.mark.parametrize("error", MISSING)
 def test_what_mxnet_lacks_is_named_with_its_fix(tmp_path, error):
     assert re.match(MISSING[error], import_beside(tmp_path, f"raise {error}"))
+
+
+def make_library_of_package(folder, name):
+    """Build a library without functions where NVIDIA's packages have theirs."""
+    file = folder / "nvidia" / name.split(".")[0] / "lib" / name
+    file.parent.mkdir(parents=True)
+    source = "-x", "c++", "/dev/null"
+    run_tool("c++", "-shared", *source, f"-Wl,-soname,{name}", "-o", file)
+
+
+def test_libraries_of_packages_are_loaded(tmp_path):
+    """MXNet finds CUDA libraries that pip installed, without LD_LIBRARY_PATH."""
+    names = "libcudnn.so.8", "libnccl.so.2"
+    for name in names:
+        make_library_of_package(tmp_path, name)
+    (tmp_path / "mxnet").mkdir()
+    (tmp_path / "mxnet" / "imported_first.py").touch()
+    text = import_beside(
+        tmp_path,
+        "from . import imported_first; from ctypes import CDLL\n"
+        f"for name in {names}: CDLL(name)\n"
+        "__version__ = __import__('mxnet').imported_first.__name__",
+        "mxnet/__init__.py",
+    )
+    assert "got mxnet.imported_first. " in text
+
+
+def test_a_library_of_a_package_is_loaded_once(tmp_path):
+    make_library_of_package(tmp_path, "libcudnn.so.8")
+    text = import_beside(tmp_path, "raise OSError('libcudnn.so.8: cannot open')")
+    assert re.match(r"ImportError: .*libcudnn.so.8", text)
 
 
 def test_names_that_numpy_has_are_left_alone():
