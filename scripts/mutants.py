@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LIBRARIES = ("gluon_syncbn", "gluon_syncbn_mpi")
 EVERY_KIND = "tests/layer/test_every_kind.py"
 ARGUMENTS = "tests/package/test_public_arguments.py"
-NETS = [f"tests/parallel/test_{x}.py" for x in ("status", "errors", "parallel_net")]
+NETS = [f"tests/parallel/test_{x}.py" for x in ("errors", "parallel_net", "process")]
 NATIVE = ["test_op", "test_exchange", "test_ranks", "test_schedules"]
 # The first folder that fits has the nearest tests, the quickest first: native ones, and
 # files for pytest.
