@@ -2,6 +2,8 @@
 
 from collections import namedtuple
 
+from gluon_syncbn.reference import reduction_axes
+
 import numpy as np
 
 from support import reference
@@ -47,7 +49,7 @@ class Use:
         self._options, self._dtype, self._trains = options, program.dtype, trains
         self.state, self._x = dict(state), x.astype(np.float64)
         self._axis_epsilon = program.axis, options.epsilon
-        self._axes, self._shape = reference.reduction_axes(x, program.axis)
+        self._axes, self._shape = reduction_axes(x, program.axis)
         self._count, self._conditioning = x.size // x.shape[program.axis], 0.0
         gamma, beta = (state[name].value for name in PARAMETERS)
         ones, zeros = np.ones_like(gamma), np.zeros_like(gamma)
@@ -155,7 +157,7 @@ class Net:
 
 def sums(program, batch, row_counts):
     """Divide the rows of a Value among contexts, and yield each context's sum."""
-    axes, _ = reference.reduction_axes(batch.value, program.axis)
+    axes, _ = reduction_axes(batch.value, program.axis)
     shards = [split_rows(part, row_counts, program.batch_axis) for part in batch]
     dtype = state_dtype(program.dtype)
     for value, error in zip(*shards):
