@@ -196,6 +196,13 @@ TEST(AProcessWithoutLayersStoresNoFailure) {
   CHECK_EQ(table.Failure(), "");
 }
 
+TEST(ALaterCallNamesItsDeviceAndTheFailure) {
+  OneRank rank(2);
+  rank.Fail("the ship sinks", false);
+  CheckHas(ErrorOf([&] { rank.Arrive(rank.ContributionOf(1)); }),
+           "cpu(1) stopped because of an earlier error: the ship sinks");
+}
+
 // After Restart a layer may be called on former devices.
 TEST(RestartForgetsDevices) {
   OneRank rank(1);
