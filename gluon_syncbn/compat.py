@@ -79,9 +79,12 @@ class _OnnxMapping:
 
 sys.meta_path.append(_OnnxMapping())  # last: onnx's own module wins
 
+# The error of a library that the system's loader does not find.
+_MISSING = re.compile(r"lib(cu|nccl|nv|gomp|quadmath)\S+(?=: cannot open)")
+
 
 def _load_of_packages(library):
-    """Load a library of NVIDIA's packages for pip, and return whether there is one.
+    """Load a library of NVIDIA's packages for pip; return False if there is none.
 
     The system's loader does not search their folders. Once a library is loaded, MXNet
     finds it by its name.
@@ -100,7 +103,7 @@ def _import_mxnet():
         try:
             return importlib.import_module("mxnet")
         except OSError as error:
-            found = re.match(r"lib(cu|nccl|nv)\S+(?=: cannot open)", str(error))
+            found = _MISSING.match(str(error))
             if not found or found[0] in loaded or not _load_of_packages(found[0]):
                 raise
             loaded.add(found[0])
@@ -126,7 +129,7 @@ except ModuleNotFoundError as error:
         name="mxnet",
     ) from None
 except OSError as error:
-    found = re.match(r"lib(cu|nccl|nv|gomp|quadmath)\S+(?=: cannot open)", str(error))
+    found = _MISSING.match(str(error))
     if found is None:
         raise
     library = found[0]
