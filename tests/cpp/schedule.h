@@ -66,21 +66,19 @@ class Rank : public ::Rank {
   using Table::exchanges_;
   using Table::failed_for_good_;
   using Table::failure_;
-  using Table::MayClose;
 
   void Receive(int from) {
     Lock lock(mutex_);
     transport->sender = from;
     Serve();
   }
-  bool HasLeft() const { return peers_.has_left(); }
   bool AwaitsRanks() const {
     for (const auto& [key, exchange] : exchanges_) {
       if (!key.is_local && exchange->arrived > 0) return true;
     }
     return false;
   }
-  void Describe(std::ostream* to) const {
+  void Describe(std::ostream* to) {
     *to << '#' << failed_for_good_ << resets_ << failure_ << HasLeft() << peers_.Staying().size();
     for (const auto& [key, exchange] : exchanges_) {
       *to << '<' << key.layer << static_cast<int>(key.phase) << key.call << ':' << exchange->devices
@@ -196,7 +194,7 @@ class Run {
     }
     for (int rank = 0; rank < program_.Ranks(); ++rank) {
       if (IsStopped(rank)) continue;
-      const Rank& here = *ranks_[rank];
+      Rank& here = *ranks_[rank];
       if (IsForGood() && !here.HasLeft() && !here.failed_for_good_)
         return "a failure stays unknown";
       if (!here.exchanges_.empty()) return "an exchange is left over";
