@@ -94,16 +94,12 @@ def draw(folder=tables.RESULTS / "ablation"):
     # The last norm, GroupNorm, was compared on two devices.
     for axis, devices, count in (upper, 2, 4), (lower, 4, 3):
         for (label, (norm, kind)), style in zip(tables.NORMS.items(), styles[:count]):
-            points = []
-            for place, images in enumerate((1, 2, 4)):
-                runs = tables.runs_of(arms, norm, devices, images)
-                scores = [run["test"][kind]["mean_iou"] for run in runs]
-                if len(scores) > 1:
-                    mean, spread = statistics.fmean(scores), statistics.stdev(scores)
-                    points.append((place, mean, spread))
-            if points:
-                options = {"c": style[:-2], "label": label.replace("`", "")}
-                axis.errorbar(*zip(*points), fmt=style[-2:], capsize=4, **options)
+            runs = [tables.runs_of(arms, norm, devices, each) for each in (1, 2, 4)]
+            scores = [[run["test"][kind]["mean_iou"] for run in arm] for arm in runs]
+            means, spread = map(statistics.fmean, scores), map(statistics.stdev, scores)
+            options = {"c": style[:-2], "fmt": style[-2:], "capsize": 4}
+            options["label"] = label.replace("`", "")
+            axis.errorbar(range(3), [*means], [*spread], **options)
         axis.set(ylim=(0, 0.38), ylabel="mIoU", xticks=range(3), xticklabels="124")
         axis.set_title(f"{devices} devices")
         axis.grid(alpha=0.3)

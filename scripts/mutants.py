@@ -94,7 +94,8 @@ def run(command, folder, seconds, **environment):
         return process.wait(seconds) == 0
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, 9)
-        return process.wait() == 0
+        process.wait()
+        return False
 
 
 class Tree:

@@ -147,8 +147,6 @@ NORMS = {
     "`nn.BatchNorm`, recomputed": ("bn", "recomputed"),
     "`SyncBatchNorm`": ("syncbn", "running"),
     "GroupNorm": ("gn8", "running"),
-    "`nn.BatchNorm`, frozen": ("bn-frozen", "running"),
-    "GroupNorm, 32 channels": ("gn32", "running"),
 }
 
 
@@ -160,7 +158,7 @@ def runs_of(arms, norm, devices, images):
     """
     on_one = 1, devices * images
     batch = on_one if norm.startswith("gn") else (devices, images)
-    return arms.get(("fastscnn", *batch, norm), [])
+    return arms[("fastscnn", *batch, norm)]
 
 
 def summary(arms, devices, norms=4):
@@ -169,6 +167,5 @@ def summary(arms, devices, norms=4):
     for images in 1, 2, 4:
         rows.append([images])
         for norm, kind in columns.values():
-            runs = runs_of(arms, norm, devices, images)
-            rows[-1].append(mean_score(runs, kind) if runs else "")
+            rows[-1].append(mean_score(runs_of(arms, norm, devices, images), kind))
     return markdown(["images per device", *columns], rows)

@@ -168,8 +168,11 @@ class GroupNorm(gluon.HybridBlock):
         super().__init__()
         self.groups = max(1, in_channels // group_size)
         # A convolution of each channel scales and shifts faster than broadcasting.
-        self.affine = {"kernel": (1, 1), "num_filter": in_channels}
-        self.affine["num_group"] = in_channels
+        self.affine = {
+            "kernel": (1, 1),
+            "num_filter": in_channels,
+            "num_group": in_channels,
+        }
         shape = in_channels, 1, 1, 1
         self.gamma = self.params.get("gamma", shape=shape, init="ones")
         self.beta = self.params.get("beta", shape=in_channels, init="zeros")
@@ -493,7 +496,7 @@ def settings_parser():
     add("--crop-size", type=int, default=96, help="pixels, a multiple of 32")
     add("--norm", choices=list(NORMS), default="syncbn", help="norm layer")
     add("--group-size", type=int, default=8, help="channels in a group of GroupNorm")
-    add("--freeze-epochs", type=int, default=0, help="freeze statistics that long")
+    add("--freeze-epochs", type=int, default=0, help="last epochs, frozen statistics")
     add("--ctx", choices=["cpu", "gpu"], default="cpu", help="device type")
     add("--num-devices", type=int, default=2, help="contexts of each process")
     add("--epochs", type=int, default=12, help="passes over the training images")
