@@ -132,6 +132,9 @@ class Tree:
         file, content = self.folder / path, (self.folder / path).read_text()
         lines = content.splitlines(keepends=True)
         lines[number] = changed + "\n"
+        # Given a folder and one of its files, pytest would run the file only.
+        found = [sorted(self.folder.glob(f"{x}/**/test_*.py")) or [x] for x in files]
+        files = dict.fromkeys(str(self.folder / x) for group in found for x in group)
         pytest = [sys.executable, "-m", "pytest", "-qx", "-o", "timeout=100", *files]
         commands = {(test,): [self.build / test] for test in native}
         commands.update({LIBRARIES: pytest} if files else {})

@@ -171,7 +171,7 @@ class Trainer(mx.gluon.Trainer):
         for replicas in gradients:
             copy_to_others(replicas[0], replicas)
 
-    def _update(self, ignore_stale_grad=False):
+    def _update(self, ignore_stale_grad):
         if ignore_stale_grad:
             for parameter in self._fresh:
                 mark_fresh(data_of(parameter))

@@ -184,6 +184,7 @@ TEST(TimesOfWaits) {
   CHECK(rank.WaitSeconds(rank.layers[0], Cpu(0)) >= 0.01);
   CHECK_EQ(rank.WaitSeconds(rank.layers[0], Cpu(1)), 0.0);
   CHECK_EQ(rank.LongestWait(), 0.0);
+  CHECK_EQ(rank.Status().find(" took "), std::string::npos, "a history that nobody asked for");
   rank.Arrive(rank.ContributionOf(0));
   rank.Fail("the ship sinks", false);
   CHECK_EQ(rank.LongestWait(), 0.0);
