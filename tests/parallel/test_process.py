@@ -1,6 +1,10 @@
 """A process forks and exits without a hang while operators of the layer are pending."""
 
+import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
+
+from gluon_syncbn.native import interrupts
 
 import pytest
 from support.helpers import run_python
@@ -397,3 +401,15 @@ def test_a_signal_prints_who_is_missing_and_the_latest_exchanges(monkeypatch):
     assert "Missing: cpu(1).\n" in text  # no advice follows
     assert max(line.count("forward ") for line in text.splitlines()) == 10
     assert f"The program stands at <string>:{number}\n" in text
+
+
+@pytest.mark.parametrize(
+    "shows, number", [(False, signal.SIGUSR1), (True, signal.SIGUSR2)]
+)
+def test_other_signals_print_nothing(shows, number, monkeypatch, capfd):
+    monkeypatch.setattr(interrupts, "_SHOWS_STATUS", shows)
+    read, write = os.pipe()
+    os.write(write, bytes([number]))
+    os.close(write)
+    interrupts._listen(read)
+    assert capfd.readouterr().err == ""
