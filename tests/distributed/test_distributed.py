@@ -71,7 +71,7 @@ if rank == 0:
     error_of(net, nd.ones((4, 3)))
 step()
 """,
-    # MPI cannot sum float16, so the trainer sums in float32.
+    # The trainer sums float16 in float32. In float16 4096 + 2 + 2 is 4096.
     "steps and copies": """
 from support.helpers import queue_hidden_write
 assert (distributed.local_rank(), distributed.local_size()) == (rank, 3)
@@ -80,12 +80,13 @@ weight = mx.gluon.Parameter('weight', shape=(2, 3), dtype='float16')
 contexts = [mx.cpu(0), mx.cpu(1)]
 weight.initialize(mx.init.One(), ctx=contexts)
 trainer = distributed.Trainer([weight], 'sgd', {'learning_rate': 6})
+factors = np.where(np.arange(3) == rank, 2048, 1)
 with autograd.record():
-    losses = [(weight.data(c) * rank).sum() for c in contexts]
+    losses = [(weight.data(c) * nd.array(factors, c, 'float16')).sum() for c in contexts]
 autograd.backward(losses)
 trainer.step(2)
-for context in contexts:  # 1 - 6 * 2 * (0 + 1 + 2) / 6
-    assert (weight.data(context) == -5).asnumpy().all()
+for context in contexts:  # 1 - 6 * 4100 / 6, rounded to a multiple of 4
+    assert (weight.data(context) == -4100).asnumpy().all()
 layer = ready(SyncBatchNorm(in_channels=1))
 trainer = distributed.Trainer(layer, 'sgd')
 trainer.step(int(rank == 0), ignore_stale_grad=True)
