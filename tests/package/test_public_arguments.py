@@ -107,6 +107,7 @@ WRONG_CALLS = {  # a key lists facts that the error of its call must name
     "'wide' axis 4 2": lambda: trained("wide", X, axis=4),
     "'narrow' axis -5 2": lambda: trained("narrow", X, axis=-5),
     "'cast' float32 or float64": lambda: trained("cast", X, dtype_of_gamma="float16"),
+    "'flat' 2 5 1": lambda: trained("flat", X[0], axis=0),
     "'int' int32": lambda: trained("int", X.astype("int32")),
     "bn initialize": lambda: convert(mx.gluon.SymbolBlock(NODE, DATA)),
     "batch_axis 0 1": lambda: parallel(dense, TWO, batch_axis=1),
