@@ -3,6 +3,7 @@
 // GLUON_SYNCBN_NATIVE_TESTS=full runs more programs and messages.
 #include <array>
 #include <cmath>
+#include <map>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -412,6 +413,16 @@ TEST(PartsThatDoNotFit) {
     Rank receiver = RankOf(0);
     CHECK_EQ(receiver.Handle(1, Encode(part)), "");
     CheckHas(ErrorOf([&] { Begin(&receiver, {}); }), "processes disagree: rank 1 has");
+  }
+}
+
+// A rank's patience depends on it.
+TEST(HeightOfTheTree) {
+  const std::map<int, int> heights = {{1, 0}, {2, 1}, {4, 1}, {5, 2}, {16, 2}, {17, 3}};
+  for (const auto& [size, height] : heights) {
+    std::vector<int> all(size);
+    std::iota(all.begin(), all.end(), 0);
+    CHECK_EQ(syncbn::PositionOf(size - 1, all, 4).height, height, size, " ranks");
   }
 }
 
