@@ -82,7 +82,7 @@ weight.initialize(mx.init.One(), ctx=contexts)
 trainer = distributed.Trainer([weight], 'sgd', {'learning_rate': 6})
 factors = np.where(np.arange(3) == rank, 2048, 1)
 with autograd.record():
-    losses = [(weight.data(c) * nd.array(factors, c, 'float16')).sum() for c in contexts]
+    losses = [(weight.data(c) * nd.array(factors, c, 'f2')).sum() for c in contexts]
 autograd.backward(losses)
 trainer.step(2)
 for context in contexts:  # 1 - 6 * 4100 / 6, rounded to a multiple of 4

@@ -418,3 +418,12 @@ def test_other_signals_print_nothing(shows, number, monkeypatch, capfd):
     os.close(write)
     interrupts._listen(read)
     assert capfd.readouterr().err == ""
+
+
+def test_a_renumbered_descriptor_is_closed():
+    descriptors = os.pipe()
+    for descriptor in map(interrupts._renumbered, descriptors):
+        os.close(descriptor)
+    for descriptor in descriptors:
+        with pytest.raises(OSError):
+            os.close(descriptor)
