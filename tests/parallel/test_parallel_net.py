@@ -157,6 +157,9 @@ def test_a_net_that_is_initialized_elsewhere_is_moved(state, devices):
     assert net(x).shape == (3, 3)
     for parameter in net.collect_params().values():
         assert contexts_of(parameter) == devices.contexts
+    net.initialize(ctx=mx.cpu(3), force_reinit=True)
+    with pytest.raises(ValueError, match=r"got cpu\(3\)"):
+        net(x)
 
 
 def test_nets_that_share_parameters(devices):
