@@ -63,10 +63,9 @@ step() {
 # Compile all sources at once, and link three programs.
 compile() {
     local flags=(-std=c++17 -O2 -DSYNCBN_CUDA_MISSING='""')
-    local sources=(src/core/*.cc src/exchange/*.cc src/op/*.cc src/op/cuda/*.cc src/kernels/cuda/*.cu
-        src/kernels/cpu/isa_generic.cc src/kernels/cpu/tiles.cc
+    local sources=(src/core/*.cc src/exchange/*.cc src/op/*.cc src/op/cpu/*.cc src/op/cuda/*.cc
+        src/kernels/cuda/*.cu src/kernels/cpu/isa_generic.cc src/kernels/cpu/tiles.cc
         tests/cpp/test_cuda_kernels.cc tests/cpp/test_cuda_op.cc scripts/benchmarks/benchmark_gpu.cc)
-    if [ -d src/op/cpu ]; then sources+=(src/op/cpu/*.cc); fi
     if [ -n "$emulated" ]; then
         compiler=(g++ -x c++ "${flags[@]}" -O1 -DSYNCBN_CUDA -Itests/cpp/emulated_cuda)
         sources+=(tests/cpp/emulated_cuda/*.cc)

@@ -12,21 +12,21 @@
 #include <vector>
 
 #include "kernel_tests.h"
+#include "kernels/cuda/check.h"
 #include "managed.h"
 
 namespace cuda = syncbn::cuda;
 using syncbn::DType;
 using syncbn::Layout;
 using syncbn::WriteMode;
-using test::Check;
 
 namespace {
 
 // GPU memory full of zeros. The time of a pass does not depend on values.
 struct Zeros {
   explicit Zeros(int64_t size) : bytes(static_cast<size_t>(size)) {
-    Check(cudaMalloc(&data, bytes));
-    Check(cudaMemsetAsync(data, 0, bytes, nullptr));
+    SYNCBN_CUDA_CHECK(cudaMalloc(&data, bytes));
+    SYNCBN_CUDA_CHECK(cudaMemsetAsync(data, 0, bytes, nullptr));
   }
   Zeros(const Zeros&) = delete;
   ~Zeros() { cudaFree(data); }
@@ -51,18 +51,18 @@ double Median(std::vector<float> values) {
 // Writes to `flush` before each pass, so that no tensor is in the second-level cache.
 void TakeTurns(std::vector<Timed>& passes, int repetitions, const Zeros& flush) {
   cudaEvent_t begin, end;
-  Check(cudaEventCreate(&begin));
-  Check(cudaEventCreate(&end));
+  SYNCBN_CUDA_CHECK(cudaEventCreate(&begin));
+  SYNCBN_CUDA_CHECK(cudaEventCreate(&end));
   for (int i = -3; i < repetitions; ++i) {  // three to warm up
     for (Timed& pass : passes) {
       // The host queues the pass while the GPU writes.
-      Check(cudaMemsetAsync(flush.data, i, flush.bytes, nullptr));
-      Check(cudaEventRecord(begin, nullptr));
+      SYNCBN_CUDA_CHECK(cudaMemsetAsync(flush.data, i, flush.bytes, nullptr));
+      SYNCBN_CUDA_CHECK(cudaEventRecord(begin, nullptr));
       pass.queue();
-      Check(cudaEventRecord(end, nullptr));
-      Check(cudaEventSynchronize(end));
+      SYNCBN_CUDA_CHECK(cudaEventRecord(end, nullptr));
+      SYNCBN_CUDA_CHECK(cudaEventSynchronize(end));
       float milliseconds = 0;
-      Check(cudaEventElapsedTime(&milliseconds, begin, end));
+      SYNCBN_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, begin, end));
       if (i >= 0) pass.milliseconds.push_back(milliseconds);
     }
   }
@@ -94,7 +94,8 @@ void Measure(DType dtype, const Layout& layout, int repetitions, const Zeros& fl
       {"normalize", 2, [&] { cuda::Normalize(normalize, nullptr); }},
       {"sums", 2, [&] { cuda::BackwardSums(reduction, scratch.data, nullptr); }},
       {"apply", 3, [&] { cuda::BackwardApply(apply, nullptr); }},
-      {"copy", 2, [&] { Check(cudaMemcpy(y.data, x.data, x.bytes, cudaMemcpyDefault)); }}};
+      {"copy", 2,
+       [&] { SYNCBN_CUDA_CHECK(cudaMemcpy(y.data, x.data, x.bytes, cudaMemcpyDefault)); }}};
   TakeTurns(passes, repetitions, flush);
   const double copy_of_one = Median(passes.back().milliseconds) / passes.back().tensors;
   for (const Timed& pass : passes) {
@@ -122,8 +123,8 @@ int main(int arguments, char** values) {
   cudaDeviceProp properties;
   int l2 = 0;
   test::UseManagedMemory();
-  Check(cudaGetDeviceProperties(&properties, 0));
-  Check(cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, 0));
+  SYNCBN_CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
+  SYNCBN_CUDA_CHECK(cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, 0));
   const Zeros flush(5 * static_cast<int64_t>(l2));
   std::cout << "{\"gpu\": \"" << properties.name << "\"}" << std::endl;
   for (const Layout& layout : is_large ? large : small) {

@@ -14,7 +14,6 @@
 #include <utility>
 
 #include "core/c_interface.h"
-#include "core/error.h"
 #include "core/parallel_for.h"
 #include "core/program.h"
 #include "exchange/table.h"
@@ -28,11 +27,7 @@ using syncbn::FindLayer;
 using syncbn::Layer;
 using syncbn::Table;
 
-namespace {
-
-const char* native_missing = nullptr;
-
-}  // namespace
+static const char* native_missing = "";
 
 // Python compares this hash of its declarations, library.py, with the file's hash at import.
 SYNCBN_EXPORT(const char*, gluon_syncbn_build_id) { return SYNCBN_BUILD_ID; }
@@ -48,9 +43,7 @@ SYNCBN_EXPORT(int, gluon_syncbn_register, const char* libmxnet_path) {
 }
 
 // The reason why the native operator (mxnet/native_op.h) cannot be used, or "".
-SYNCBN_EXPORT(const char*, gluon_syncbn_native_missing) {
-  return native_missing == nullptr ? "" : native_missing;
-}
+SYNCBN_EXPORT(const char*, gluon_syncbn_native_missing) { return native_missing; }
 
 SYNCBN_EXPORT(int64_t, gluon_syncbn_blocked_calls) { return syncbn::CountBlockedCalls(); }
 
@@ -86,7 +79,7 @@ SYNCBN_EXPORT(int, gluon_syncbn_set_options, const char* key, syncbn::LayerOptio
   });
 }
 
-// Starts or ends the collection of a layer's moments (CollectedMoments in op/layer.h).
+// Starts or ends the collection of a layer's moments (CollectedMoments in op/statistics.h).
 SYNCBN_EXPORT(int, gluon_syncbn_collect, const char* key, int starts) {
   return CatchAll([&] {
     const auto layer = FindLayer(key);
@@ -116,9 +109,7 @@ SYNCBN_EXPORT(double, gluon_syncbn_wait_seconds, const char* key, const char* de
   });
 }
 
-SYNCBN_EXPORT(double, gluon_syncbn_longest_wait) {
-  return CatchAll(0.0, [] { return Table::Get().LongestWait(); });
-}
+SYNCBN_EXPORT(double, gluon_syncbn_longest_wait) { return Table::Get().LongestWait(); }
 
 // MXNet's engine runs this to store the time, in seconds of the monotonic clock.
 SYNCBN_EXPORT(void, gluon_syncbn_note_time, void* /*run_context*/, void* seconds) {

@@ -1,7 +1,6 @@
 // The moments of numbers, and how two sets of them are merged.
 #pragma once
 #include <cstddef>
-#include <utility>
 #include <vector>
 
 // Marks functions that both the host and CUDA kernels call.

@@ -2,7 +2,6 @@
 
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <atomic>
@@ -12,6 +11,8 @@
 #include <system_error>
 #include <thread>
 #include <vector>
+
+#include "core/spare_threads.h"
 
 namespace syncbn {
 namespace {
@@ -72,15 +73,11 @@ class Pool {
  private:
   void Start() {
     pthread_atfork(nullptr, nullptr, [] { workers_lost = true; });
-    sigset_t all, before;  // only the program's threads handle signals
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
     try {
-      for (int i = 1; i < NumThreads(); ++i) std::thread([this] { Work(); }).detach();
+      for (int i = 1; i < NumThreads(); ++i) RunInSpareThread([this] { Work(); });
     } catch (const std::system_error&) {
       // The system has no more threads. Fewer workers suffice.
     }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
   void Add(Job* job) {

@@ -49,14 +49,6 @@ struct Layout {
 
 inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// `axis` must be in [0, ndim).
-inline Layout MakeLayout(const int64_t* shape, int ndim, int axis) {
-  Layout layout{1, shape[axis], 1};
-  for (int i = 0; i < axis; ++i) layout.outer *= shape[i];
-  for (int i = axis + 1; i < ndim; ++i) layout.inner *= shape[i];
-  return layout;
-}
-
 // An array of the framework, which owns the memory.
 struct Tensor {
   void* data = nullptr;

@@ -2,7 +2,6 @@
 #include <pthread.h>
 
 #include <cstdio>
-#include <limits>
 #include <new>
 
 #include "core/error.h"
@@ -12,8 +11,8 @@
 namespace syncbn {
 namespace {
 
-constexpr double kDeliverySeconds = 2;  // limits the wait until the last messages are delivered
-constexpr double kCloseSeconds = 30;    // limits the wait for other ranks to leave after a failure
+constexpr std::chrono::seconds kDelivery{2};  // limits the wait until the last messages are sent
+constexpr double kCloseSeconds = 30;  // limits the wait for other ranks to leave after a failure
 
 }  // namespace
 
@@ -74,7 +73,7 @@ void Table::Connect(std::unique_ptr<Transport> transport) {
 
 // Throws Error if the exchange needs a message of a rank that has left.
 void Table::CheckLeft(const Exchange& exchange) {
-  if (exchange.key.is_local || exchange.arrived == 0) return;
+  if (exchange.arrived == 0) return;
   for (const Subtree& other : exchange.Missing()) {
     if (!peers_.PeerHasLeft(other.rank)) continue;
     throw Error(Concat(exchange.key.Title(), ": rank ", other.rank,
@@ -95,9 +94,8 @@ bool Table::Disconnect(double seconds, double seconds_after_failure) {
   Lock lock(mutex_);
   Departure departure{ToDuration(seconds), ToDuration(seconds_after_failure), Clock::now(),
                       Clock::now()};
-  const double forever = std::numeric_limits<double>::infinity();
-  ServeUntil(&lock, forever, [&] { return MayClose(&departure, Clock::now()); });
-  ServeUntil(&lock, kDeliverySeconds, [&] { return !peers_.Busy(); });
+  ServeUntil(&lock, Time::max(), [&] { return MayClose(&departure, Clock::now()); });
+  ServeUntil(&lock, Clock::now() + kDelivery, [&] { return !peers_.Busy(); });
   peers_.Close();
   return !failed_for_good_ || peers_.AllHaveLeft();
 }
@@ -105,7 +103,7 @@ bool Table::Disconnect(double seconds, double seconds_after_failure) {
 // Returns true if a rank that has left need not wait for the others any longer.
 bool Table::MayClose(Departure* departure, Time now) {
   Serve();
-  if (peers_.closed() || peers_.AllHaveLeft()) return true;
+  if (peers_.AllHaveLeft()) return true;
   if (failed_for_good_) return now - departure->healthy >= departure->patience_after_failure;
   departure->healthy = now;
   if (!departure->is_reported && now - departure->start >= departure->patience) {

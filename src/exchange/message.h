@@ -4,7 +4,6 @@
 #pragma once
 #include <string>
 #include <variant>
-#include <vector>
 
 #include "exchange/exchange.h"
 #include "exchange/transport.h"

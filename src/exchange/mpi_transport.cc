@@ -76,7 +76,7 @@ class MpiTransport : public Transport {
   }
 
   bool Receive(int* from, Bytes* message) override {
-    if (!sends_.empty()) ForgetSent();
+    ForgetSent();
     if (receive_ == MPI_REQUEST_NULL) PostReceive();  // the first receive, or after an error
     int done = 0, bytes = 0;
     MPI_Status status;

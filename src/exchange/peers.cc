@@ -29,7 +29,6 @@ bool Peers::Receive(int* from, Message* message) {
 }
 
 void Peers::Send(int to, const Message& message) {
-  if (closed()) return;
   try {
     transport_->Send(to, Encode(message));
   } catch (const std::exception& error) {

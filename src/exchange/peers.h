@@ -2,7 +2,6 @@
 #pragma once
 #include <memory>
 #include <set>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -16,7 +15,6 @@ class Peers {
   void Connect(std::unique_ptr<Transport> transport) { transport_ = std::move(transport); }
   // Marks this process as a fork, which must not use the connection of its parent.
   void SetForked() { is_forked_ = true; }
-  bool is_forked() const { return is_forked_; }
   bool IsConnected() const { return size() > 1 && !is_forked_; }
 
   int rank() const { return transport_ ? transport_->rank() : 0; }

@@ -60,7 +60,7 @@ Numbers Table::Await(Waiting waiting) {
   if (!exchange.error.empty()) throw Error(exchange.error);
   // MPI sends a large message only while this thread polls.
   if (carries_messages) {
-    ServeUntil(&lock, ToSeconds(waiting.deadline - Clock::now()), [&] { return !peers_.Busy(); });
+    ServeUntil(&lock, waiting.deadline, [&] { return !peers_.Busy(); });
   }
   return exchange.result;
 }
@@ -119,7 +119,6 @@ Waiting Table::Arrive(Contribution&& own, Ticket* ticket, Time now) {
 // latest when one of the earlier devices calls again.
 Ticket Table::Enter(const Contribution& own, const Key& key) {
   Members& members = *own.members;
-  const Place place{peers_.rank(), own.device};
   if (!members.devices.count(own.device)) {
     const bool is_full = members.devices.size() >= own.devices;
     const bool is_busy = std::any_of(exchanges_.begin(), exchanges_.end(), [&](const auto& entry) {
@@ -137,7 +136,7 @@ Ticket Table::Enter(const Contribution& own, const Key& key) {
   }
   for (const auto& [pending, exchange] : exchanges_) {  // the earliest call first
     if (exchange->members == &members && pending.phase == Phase::kForward &&
-        !exchange->AllDevicesAreHere() && !exchange->parts.count(place)) {
+        !exchange->AllDevicesAreHere() && !exchange->parts.count({peers_.rank(), own.device})) {
       return {pending.call, members.generation};
     }
   }
@@ -242,9 +241,8 @@ bool Table::Serve() {
   return any;
 }
 
-// Handles messages until `over` returns true.
-void Table::ServeUntil(Lock* lock, double seconds, const std::function<bool()>& over) {
-  const Time deadline = Clock::now() + ToDuration(seconds);
+// Handles messages until `over` returns true, at most until the deadline.
+void Table::ServeUntil(Lock* lock, Time deadline, const std::function<bool()>& over) {
   std::condition_variable nothing;
   const std::atomic<bool> never{false};
   for (Pause pause(true); !peers_.closed() && !over() && Clock::now() < deadline;) {

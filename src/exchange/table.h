@@ -163,7 +163,7 @@ class Table {
   void Advance(const Shared& exchange);
   void Finish(const Shared& exchange, Numbers result);
   void End(const Shared& exchange, const std::string& error);
-  void ServeUntil(Lock* lock, double seconds, const std::function<bool()>& over);
+  void ServeUntil(Lock* lock, Time deadline, const std::function<bool()>& over);
 
   void FailLocked(const std::string& text, bool tell_ranks);
   void EndWhere(const std::string& reason, const std::function<bool(const Exchange&)>& ends);

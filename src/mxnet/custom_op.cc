@@ -14,7 +14,6 @@
 #include <memory>
 #include <string>
 #include <system_error>
-#include <utility>
 #include <vector>
 
 #include "core/environment.h"
@@ -138,7 +137,8 @@ int Backward(int size, void** handles, int* /*tags*/, const int* requests, const
     const Gradients gradients{ToWriteMode(requests[0]), ToWriteMode(requests[1]),
                               ToWriteMode(requests[2]), arrays[dx].View(),
                               arrays[dx + 1].View(),    arrays[dx + 2].View()};
-    op->batch_norm.Backward(arrays[0].View(), arrays[saved].View(), gradients);
+    op->batch_norm.BeginBackward(arrays[0].View(), arrays[saved].View(), gradients);
+    op->batch_norm.Finish();
   });
 }
 
@@ -310,7 +310,7 @@ int Create(const char* /*op_type*/, const int size, const char** keys, const cha
 
 // ---- the native operator's calls, which begin on the engine's workers
 
-void RunNative(std::unique_ptr<NativeCall> call) {
+void RunNative(std::shared_ptr<NativeCall> call) {
   // Waking a thread takes longer than most waits.
   constexpr std::chrono::microseconds kAwake{300};
   Operator* const op = static_cast<Operator*>(call->op);
@@ -329,26 +329,25 @@ void RunNative(std::unique_ptr<NativeCall> call) {
   } catch (const std::exception& error) {
     return call->Complete(error.what());
   }
-  const auto finish = [op](NativeCall* begun) {
+  const auto finish = [op, call] {
     try {
       op->batch_norm.Finish();
     } catch (const std::exception& error) {
-      return begun->Complete(error.what());
+      return call->Complete(error.what());
     }
-    begun->Complete(nullptr);
+    call->Complete(nullptr);
   };
-  if (is_ready) return finish(call.get());
-  const std::shared_ptr<NativeCall> shared = std::move(call);
+  if (is_ready) return finish();
   try {
-    RunInSpareThread([finish, shared] { finish(shared.get()); });
+    RunInSpareThread(finish);
   } catch (const std::system_error&) {  // the wait ends, at the latest after the timeout
-    finish(shared.get());
+    finish();
   }
 }
 
 bool TakesBlocks(void* op, int ndim) {
   const Node& node = static_cast<Operator*>(op)->node;
-  return !node.masked && ndim > 2 && node.AxisOf(ndim) == 1;
+  return !node.masked && node.AxisOf(ndim) == 1;
 }
 
 Tensor ViewArray(void* array, bool with_data) {

@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "core/error.h"
 #include "mxnet/native_op.h"
 #include "op/backend.h"
 

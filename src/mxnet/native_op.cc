@@ -182,7 +182,7 @@ struct Call : NativeCall {
 // Makes a call with make(Call*), and runs it.
 template <typename Make>
 void Run(const Shared<OpState>& state, const OpContext& context, const Make& make) {
-  auto call = std::make_unique<Call>(state, context);
+  auto call = std::make_shared<Call>(state, context);
   try {
     make(call.get());
   } catch (const std::exception& error) {
@@ -257,15 +257,12 @@ std::pair<const Op*, Op*> Copy(const char* from_name, const char* to_name) {
   const Op* const from = api.RegisterOrGet(registry, from_name);
   if (from->name != from_name) throw std::runtime_error("Op::name");
   Op* const to = api.RegisterOrGet(registry, to_name);
-  to->num_inputs = from->num_inputs;
-  to->num_outputs = from->num_outputs;
   to->get_num_inputs = from->get_num_inputs;
   to->get_num_outputs = from->get_num_outputs;
   to->attr_parser = from->attr_parser;
   for (const char* attribute :
        {"FInferShape", "FInferType", "FListInputNames", "FListOutputNames", "FMutateInputs",
-        "FExecType", "FCreateOpState", "FInferStorageType", "FGradient", "FStatefulComputeEx<cpu>",
-        "FStatefulComputeEx<gpu>"}) {
+        "FExecType", "FCreateOpState", "FInferStorageType", "FStatefulComputeEx<gpu>"}) {
     const auto& values = ValuesOf<Function>(attribute);
     if (values.size() <= from->index || values[from->index].second == 0) continue;
     const Function copy = values[from->index].first;
@@ -315,7 +312,7 @@ const char* RegisterNativeOperator(const char* libmxnet_path) {
     reason = std::string("MXNet's registry of operators has another layout: ") + error.what();
     return reason.c_str();
   }
-  return nullptr;
+  return "";
 }
 
 int64_t CountBlockedCalls() { return blocked_calls; }

@@ -27,7 +27,7 @@ struct NativeCall {
 
 // ---- native_op.cc
 
-// Registers the operator with nnvm. Returns null, or the reason why it cannot be used. Call it
+// Registers the operator with nnvm. Returns "", or the reason why it cannot be used. Call it
 // before any operator runs, because nnvm's registry has no lock.
 const char* RegisterNativeOperator(const char* libmxnet_path);
 // Returns how many calls have read or written an array with blocks of channels.
@@ -36,8 +36,8 @@ int64_t CountBlockedCalls();
 // ---- custom_op.cc
 
 // Runs the call, without blocking the engine's worker for longer than a device usually waits.
-void RunNative(std::unique_ptr<NativeCall> call);
-// Returns true if arrays with `ndim` dimensions may have blocks of channels.
+void RunNative(std::shared_ptr<NativeCall> call);
+// Returns true if arrays with `ndim` dimensions, at least 3, may have blocks of channels.
 bool TakesBlocks(void* op, int ndim);
 // Returns a row-major array; without its address if not `with_data`.
 Tensor ViewArray(void* array, bool with_data);

@@ -3,7 +3,6 @@
 // Tensors are on the device; per-channel tensors are float32 or float64. Per-channel numbers on the
 // host are double. One thread at a time calls a backend, Begin first, and Finish or Abandon last.
 #pragma once
-#include <cstdint>
 #include <memory>
 #include <vector>
 

@@ -313,9 +313,10 @@ void SyncBatchNorm::KeepInputIfNeeded(const Layout& layout, const ForwardTensors
 }
 
 Layout SyncBatchNorm::LayoutOf(const Tensor& tensor) const {
-  const int ndim = static_cast<int>(tensor.shape.size());
-  Layout layout = MakeLayout(tensor.shape.data(), ndim, AxisOf(tensor));
-  layout.block = tensor.block;
+  const int axis = AxisOf(tensor), ndim = static_cast<int>(tensor.shape.size());
+  Layout layout{1, tensor.shape[axis], 1, tensor.block};
+  for (int i = 0; i < axis; ++i) layout.outer *= tensor.shape[i];
+  for (int i = axis + 1; i < ndim; ++i) layout.inner *= tensor.shape[i];
   return layout;
 }
 

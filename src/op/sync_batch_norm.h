@@ -20,7 +20,7 @@ struct ForwardTensors {
   WriteMode y_mode;
   Tensor y, running_mean, running_var;
   // Only if masked: x is a matrix whose valid rows come first, and `rows` has the number of valid
-  // rows, repeated for each channel. Forward and Backward do not read or write the other rows.
+  // rows, repeated for each channel. Calls do not read or write the other rows.
   Tensor rows = {};
 };
 
@@ -42,25 +42,17 @@ class SyncBatchNorm {
   // Returns true if a forward call uses the statistics of the batch, not the running ones.
   bool UsesBatch(bool training) const;
 
-  // Computes y = f((x - mean) / sqrt(var + epsilon) * gamma + beta), where f is the activation.
-  void Forward(bool training, const ForwardTensors& tensors) {
-    BeginForward(training, tensors);
-    Finish();
-  }
+  // A call has two parts. The first part contributes to an exchange and does not wait, and Finish,
+  // which another thread may call, waits and writes the results. A part that throws ends the call.
 
-  // Computes the gradients of the latest forward call. `saved` is its y if
-  // options().from_output is set, else its x. dgamma and dbeta are sums over this device's shard.
-  void Backward(const Tensor& dy, const Tensor& saved, const Gradients& out) {
-    BeginBackward(dy, saved, out);
-    Finish();
-  }
-
-  // The parts of these calls. The first part contributes to an exchange and does not wait. Then
-  // IsReady returns true if Finish, which another thread may call, will not wait for other devices
-  // or ranks; it stays awake for at most `limit` until that is so. A part that throws ends the
-  // call.
+  // Forward computes y = f((x - mean) / sqrt(var + epsilon) * gamma + beta), where f is the
+  // activation.
   void BeginForward(bool training, const ForwardTensors& tensors);
+  // Backward computes the gradients of the latest forward call. `saved` is its y if
+  // options().from_output is set, else its x. dgamma and dbeta are sums over this device's shard.
   void BeginBackward(const Tensor& dy, const Tensor& saved, const Gradients& out);
+  // Returns true if Finish will not wait for other devices or ranks. It stays awake for at most
+  // `limit` until that is so.
   bool IsReady(Duration limit) const;
   void Finish();
 

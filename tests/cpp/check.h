@@ -2,15 +2,13 @@
 // print their lines. Several threads may check at once.
 #pragma once
 #include <atomic>
-#include <cstdlib>
-#include <cstring>
 #include <functional>
 #include <iostream>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "core/environment.h"
 #include "core/error.h"
 
 namespace check {
@@ -20,8 +18,7 @@ inline std::atomic<int> failures{0};
 // Returns `full` with GLUON_SYNCBN_NATIVE_TESTS=full, which takes minutes, and otherwise `brief`.
 // Under sanitizers, which are slow, it returns a tenth of this number.
 inline int Rounds(int full, int brief) {
-  const char* const native = std::getenv("GLUON_SYNCBN_NATIVE_TESTS");
-  const int rounds = native != nullptr && std::strcmp(native, "full") == 0 ? full : brief;
+  const int rounds = syncbn::IsSet("GLUON_SYNCBN_NATIVE_TESTS", "full") ? full : brief;
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
   return rounds / 10;
 #endif
@@ -32,10 +29,7 @@ template <typename... Parts>
 void Fail(const char* file, int line, const Parts&... parts) {
   constexpr int kMaxShown = 20;
   if (++failures > kMaxShown) return;
-  std::ostringstream text;
-  text << file << ":" << line << ": ";
-  (void)(text << ... << parts);
-  std::cerr << text.str() << std::endl;
+  std::cerr << syncbn::Concat(file, ":", line, ": ", parts...) << std::endl;
 }
 
 inline int Result() {

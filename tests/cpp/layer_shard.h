@@ -43,15 +43,13 @@ constexpr int64_t kNotReconstructible = 2;  // the channel with the small gamma
 
 // Parameters, data and results of one device.
 struct Shard {
-  Shard(DType of, int64_t rows, int seed, const Setting& setting)
-      : dtype(of),
-        shape{rows, setting.channels},
+  Shard(DType dtype, int64_t rows, int seed, const Setting& setting)
+      : shape{rows, setting.channels},
         x(dtype, rows * setting.channels * (setting.masked ? 1 : 7)),
         dy(dtype, x.size()),
         y(dtype, x.size()),
         dx(dtype, x.size()),
-        vector_dtype(dtype == DType::kFloat64 ? dtype : DType::kFloat32),
-        gamma(vector_dtype, setting.channels) {
+        gamma(dtype == DType::kFloat64 ? dtype : DType::kFloat32, setting.channels) {
     if (!setting.masked) shape.push_back(7);
     std::mt19937 generator(static_cast<unsigned>(seed));
     std::normal_distribution<double> normal(3, 2);
@@ -90,13 +88,11 @@ struct Shard {
                           Vector(dgamma), Vector(dbeta)});
   }
 
-  syncbn::Tensor Data(Tensor& t) const { return {t.data(), shape, dtype}; }
-  syncbn::Tensor Vector(Tensor& t) const { return {t.data(), {t.size()}, vector_dtype}; }
+  syncbn::Tensor Data(Tensor& t) const { return {t.data(), shape, t.dtype()}; }
+  syncbn::Tensor Vector(Tensor& t) const { return {t.data(), {t.size()}, t.dtype()}; }
 
-  DType dtype;
   std::vector<int64_t> shape;
   Tensor x, dy, y, dx;
-  DType vector_dtype;
   Tensor gamma, beta = gamma, mean = gamma, var = gamma, dgamma = gamma, dbeta = gamma;
   Tensor valid_rows = gamma;
 };
@@ -129,9 +125,9 @@ inline std::vector<Shard> TrainOnCpu(DType dtype, const std::vector<int64_t>& ro
   return Train(dtype, rows, setting, "cpu", syncbn::MakeCpuBackend);
 }
 
-inline void Compare(Tensor& result, Tensor& expected, DType dtype, double error,
-                    const std::string& name) {
+inline void Compare(Tensor& result, Tensor& expected, double error, const std::string& name) {
   CHECK(result.GuardsAreIntact(), name);
+  const DType dtype = result.dtype();
   const double eps = dtype == DType::kFloat64 ? 0x1p-53 : 0x1p-24;
   for (int64_t i = 0; i < result.size(); ++i) {
     // The tolerance allows one rounding of each of 400 terms below 100, and one of the result.

@@ -1,12 +1,11 @@
 // The CUDA kernels for kernel_tests.h, and tensors in memory that a GPU and the host can access.
 #pragma once
 #include <algorithm>
-#include <cstdlib>
-#include <iostream>
 
 #include "check.h"
 #include "cuda_runtime.h"
 #include "kernel_problem.h"
+#include "kernels/cuda/check.h"
 #include "kernels/cuda/passes.h"
 #include "tensor.h"
 
@@ -14,21 +13,15 @@ namespace test {
 
 namespace cuda = syncbn::cuda;
 
-inline void Check(cudaError_t status) {
-  if (status == cudaSuccess) return;
-  std::cerr << "CUDA: " << cudaGetErrorString(status) << std::endl;
-  std::exit(1);
-}
-
 // Makes gpu(0) the current device, and allocates all later tensors for it.
 inline void UseManagedMemory() {
-  Check(cudaSetDevice(0));
+  SYNCBN_CUDA_CHECK(cudaSetDevice(0));
   allocate = [](size_t bytes) {
     void* memory = nullptr;
-    Check(cudaMallocManaged(&memory, std::max<size_t>(bytes, 1)));
+    SYNCBN_CUDA_CHECK(cudaMallocManaged(&memory, std::max<size_t>(bytes, 1)));
     return memory;
   };
-  release = [](void* memory) { Check(cudaFree(memory)); };
+  release = [](void* memory) { SYNCBN_CUDA_CHECK(cudaFree(memory)); };
 }
 
 // The `Kernels` of kernel_tests.h.
@@ -51,11 +44,11 @@ struct CudaKernels {
   }
 
  private:
-  static void Wait() { Check(cudaStreamSynchronize(nullptr)); }
+  static void Wait() { SYNCBN_CUDA_CHECK(cudaStreamSynchronize(nullptr)); }
 
   // The workspace begins with zeros, which the kernel must restore. The rest is initially NaN.
   static void Reduce(const syncbn::ReductionPass& pass,
-                     void (*reduce)(const syncbn::ReductionPass&, void*, cuda::Stream)) {
+                     void (*reduce)(const syncbn::ReductionPass&, void*, cudaStream_t)) {
     Tensor workspace(DType::kFloat64, cuda::WorkspaceBytes() / 8);
     constexpr int64_t kZeros = cuda::kWorkspaceZeros / 8;
     for (int64_t i = 0; i < kZeros; ++i) workspace.Set(i, 0);

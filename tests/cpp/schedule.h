@@ -65,7 +65,6 @@ class Rank : public ::Rank {
   }
   using Table::exchanges_;
   using Table::failed_for_good_;
-  using Table::failure_;
 
   void Receive(int from) {
     Lock lock(mutex_);

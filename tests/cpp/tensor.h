@@ -106,6 +106,7 @@ class Tensor {
   void* data() { return bytes_.data() + begin_; }
   double* doubles() { return static_cast<double*>(data()); }  // the dtype must be float64
   int64_t size() const { return size_; }
+  syncbn::DType dtype() const { return dtype_; }
 
   void Set(int64_t i, double value) {
     if (dtype_ == syncbn::DType::kFloat64) return Write(i, value);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cuda_runtime.h"
+#include "kernels/cuda/check.h"
 #include "layer_shard.h"
 #include "managed.h"
 
@@ -18,8 +19,8 @@ namespace {
 std::shared_ptr<void> Allocate(const Device&, syncbn::MemoryKind kind, size_t bytes) {
   void* memory = nullptr;
   const bool pinned = kind == syncbn::MemoryKind::kPinned;
-  test::Check(pinned ? cudaHostAlloc(&memory, bytes, cudaHostAllocMapped)
-                     : cudaMalloc(&memory, bytes));
+  SYNCBN_CUDA_CHECK(pinned ? cudaHostAlloc(&memory, bytes, cudaHostAllocMapped)
+                           : cudaMalloc(&memory, bytes));
   return std::shared_ptr<void>(memory, [](void*) {});
 }
 
@@ -33,13 +34,12 @@ void TestSetting(DType dtype, const std::vector<int64_t>& rows, const Setting& s
   // computed from such a y differ by less than 10 times this distance.
   const double error = setting.from_output ? 10 * test::Ulp(dtype, 4) : 0;
   for (size_t k = 0; k < rows.size(); ++k) {
-    Compare(gpu[k].y, cpu[k].y, dtype, 0, name + " y");
-    Compare(gpu[k].dx, cpu[k].dx, dtype, error, name + " dx");
-    const DType vector = gpu[k].vector_dtype;
-    Compare(gpu[k].dgamma, cpu[k].dgamma, vector, error, name + " dgamma");
-    Compare(gpu[k].dbeta, cpu[k].dbeta, vector, 0, name + " dbeta");
-    Compare(gpu[k].mean, cpu[k].mean, vector, 0, name + " running_mean");
-    Compare(gpu[k].var, cpu[k].var, vector, 0, name + " running_var");
+    Compare(gpu[k].y, cpu[k].y, 0, name + " y");
+    Compare(gpu[k].dx, cpu[k].dx, error, name + " dx");
+    Compare(gpu[k].dgamma, cpu[k].dgamma, error, name + " dgamma");
+    Compare(gpu[k].dbeta, cpu[k].dbeta, 0, name + " dbeta");
+    Compare(gpu[k].mean, cpu[k].mean, 0, name + " running_mean");
+    Compare(gpu[k].var, cpu[k].var, 0, name + " running_var");
   }
 }
 
@@ -83,7 +83,7 @@ std::shared_ptr<void> AllocateFromFramework(const Device& device, syncbn::Memory
                                             size_t bytes) {
   CHECK_EQ(device.Name(), std::string("gpu(3)"));
   if (framework_is_full) throw syncbn::DeviceError("the framework has no memory");
-  emulated::Device() = 2;
+  emulated::device = 2;
   const int k = kind == syncbn::MemoryKind::kPinned;
   ++pieces_taken[k];
   return std::shared_ptr<void>(new char[bytes], [k](void* data) {
@@ -108,7 +108,7 @@ void StepNewOperator(int64_t rows) {
   Shard shard(DType::kFloat32, rows, 0, kKeepsX);
   shard.Step(op.get(), kKeepsX);
   // TrainOnCpu makes two steps, which give the same y.
-  Compare(shard.y, TrainOnCpu(DType::kFloat32, {rows}, kKeepsX)[0].y, DType::kFloat32, 0, "y");
+  Compare(shard.y, TrainOnCpu(DType::kFloat32, {rows}, kKeepsX)[0].y, 0, "y");
   const int taken = pieces_taken[0];
   shard.Step(op.get(), kKeepsX);
   CHECK_EQ(pieces_taken[0], taken, "memory for a second step");
@@ -126,7 +126,7 @@ void TestMemory() {
            "SyncBatchNorm 'layer', forward on gpu(3): the framework has no memory");
   syncbn::Table::Get().Reset();
   framework_is_full = false;
-  CHECK_EQ(emulated::Device(), 0);
+  CHECK_EQ(emulated::device, 0);
 }
 
 // A step launches four kernels each way, and waits twice: for its sums, and for its results.
@@ -150,16 +150,16 @@ void TestFailures(const Setting& setting) {
   for (int calls = 0;; ++calls) {
     Shard shard(DType::kFloat32, 3, 0, setting);
     const int device = calls % 2 == 0 ? 9 : -1;  // -1: none
-    emulated::Device() = device;
+    emulated::device = device;
     emulated::calls_left = calls;
     const std::string text = ErrorOf([&] { shard.Step(op.get(), setting); });
     CHECK_EQ(text == kNoError, emulated::calls_left >= 0, "call ", calls);
     emulated::calls_left = -1;
-    CHECK_EQ(emulated::Device(), device);
+    CHECK_EQ(emulated::device, device);
     if (text == kNoError) {
       std::vector<Shard> expected = TrainOnCpu(DType::kFloat32, {3}, setting);
-      Compare(shard.y, expected[0].y, DType::kFloat32, 0, "y after failures");
-      Compare(shard.dx, expected[0].dx, DType::kFloat32, 0, "dx after failures");
+      Compare(shard.y, expected[0].y, 0, "y after failures");
+      Compare(shard.dx, expected[0].dx, 0, "dx after failures");
       return;
     }
     CHECK(text.find("SyncBatchNorm 'norm3', ") == 0, text);

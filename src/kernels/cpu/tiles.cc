@@ -3,11 +3,10 @@
 #include "kernels/cpu/tiles.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <functional>
-#include <string>
 #include <vector>
 
+#include "core/environment.h"
 #include "core/parallel_for.h"
 
 namespace syncbn::cpu {
@@ -87,15 +86,14 @@ void ForEachTile(const Partition& partition, const OnTile& on_tile) {
 // Returns the widest instruction set that this build and this machine have, limited by the variable
 // GLUON_SYNCBN_INSTRUCTION_SET ("generic", "avx2", "avx512").
 const Isa* Detect() {
-  const char* variable = std::getenv("GLUON_SYNCBN_INSTRUCTION_SET");
-  const std::string limit = variable == nullptr ? "" : variable;
-  if (limit == kGeneric.name) return &kGeneric;
+  constexpr char kLimit[] = "GLUON_SYNCBN_INSTRUCTION_SET";
+  if (IsSet(kLimit, kGeneric.name)) return &kGeneric;
 #if defined(SYNCBN_WIDE_KERNELS)
   // Every processor with AVX2 has F16C, for which older compilers have no __builtin_cpu_supports.
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    return avx512 && limit != kAvx2.name ? &kAvx512 : &kAvx2;
+    return avx512 && !IsSet(kLimit, kAvx2.name) ? &kAvx512 : &kAvx2;
   }
 #endif
   return &kGeneric;

@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kThreads) MapKernel(Cut cut, ElementwisePass p
 }
 
 template <template <typename> typename Formula>
-void Map(const ElementwisePass& pass, Stream stream) {
+void Map(const ElementwisePass& pass, cudaStream_t stream) {
   if (pass.layout.Size() == 0) return;
   const auto launch = [&](auto element, auto width, auto channels, const Cut& cut) {
     using T = decltype(element);
@@ -103,8 +103,12 @@ struct ApplyFormula {
 
 }  // namespace
 
-void Normalize(const ElementwisePass& pass, Stream stream) { Map<NormalizeFormula>(pass, stream); }
+void Normalize(const ElementwisePass& pass, cudaStream_t stream) {
+  Map<NormalizeFormula>(pass, stream);
+}
 
-void BackwardApply(const ElementwisePass& pass, Stream stream) { Map<ApplyFormula>(pass, stream); }
+void BackwardApply(const ElementwisePass& pass, cudaStream_t stream) {
+  Map<ApplyFormula>(pass, stream);
+}
 
 }  // namespace syncbn::cuda

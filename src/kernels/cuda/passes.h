@@ -4,16 +4,14 @@
 // in every run on the same kind of device. Functions queue work on the stream, and throw
 // DeviceError if CUDA refuses it.
 #pragma once
+#include <cuda_runtime.h>
+
 #include <cstdint>
 #include <vector>
 
 #include "kernels/passes.h"
 
-struct CUstream_st;  // cudaStream_t points to it
-
 namespace syncbn::cuda {
-
-using Stream = CUstream_st*;
 
 // Returns the size of the workspace of LocalMoments and BackwardSums on the current device, for any
 // layout. One call at a time may use a workspace. Its first kWorkspaceZeros bytes must be zero
@@ -21,10 +19,10 @@ using Stream = CUstream_st*;
 int64_t WorkspaceBytes();
 constexpr int64_t kWorkspaceZeros = 32768;
 
-void LocalMoments(const ReductionPass& pass, void* workspace, Stream stream);
-void Normalize(const ElementwisePass& pass, Stream stream);
-void BackwardSums(const ReductionPass& pass, void* workspace, Stream stream);
-void BackwardApply(const ElementwisePass& pass, Stream stream);
+void LocalMoments(const ReductionPass& pass, void* workspace, cudaStream_t stream);
+void Normalize(const ElementwisePass& pass, cudaStream_t stream);
+void BackwardSums(const ReductionPass& pass, void* workspace, cudaStream_t stream);
+void BackwardApply(const ElementwisePass& pass, cudaStream_t stream);
 
 struct VectorCopy {
   const void* from;
@@ -38,6 +36,6 @@ constexpr int kMaxVectors = 8;
 
 // Copies at most kMaxVectors vectors in one launch, because separate copies would take longer than
 // a small layer's kernels. No copy may read a vector that another writes.
-void CopyVectors(const std::vector<VectorCopy>& copies, Stream stream);
+void CopyVectors(const std::vector<VectorCopy>& copies, cudaStream_t stream);
 
 }  // namespace syncbn::cuda

@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
 }
 
 template <template <typename> typename Terms>
-void Reduce(const ReductionPass& pass, void* workspace, Stream stream) {
+void Reduce(const ReductionPass& pass, void* workspace, cudaStream_t stream) {
   if (pass.layout.channels == 0) return;
   char* const bytes = static_cast<char*>(workspace);
   const Workspace scratch{reinterpret_cast<unsigned*>(bytes),
@@ -305,11 +305,11 @@ int64_t WorkspaceBytes() {
   return kWorkspaceZeros + kBlocksEach * Multiprocessors() * kMaxTileChannels * sizeof(Partial);
 }
 
-void LocalMoments(const ReductionPass& pass, void* workspace, Stream stream) {
+void LocalMoments(const ReductionPass& pass, void* workspace, cudaStream_t stream) {
   Reduce<MomentTerms>(pass, workspace, stream);
 }
 
-void BackwardSums(const ReductionPass& pass, void* workspace, Stream stream) {
+void BackwardSums(const ReductionPass& pass, void* workspace, cudaStream_t stream) {
   Reduce<GradientTerms>(pass, workspace, stream);
 }
 

@@ -18,15 +18,7 @@ namespace syncbn::cuda {
 #undef SYNCBN_FORMULA
 
 template <typename T>
-struct Numeric {
-  using Arithmetic = float;
-};
-template <>
-struct Numeric<double> {
-  using Arithmetic = double;
-};
-template <typename T>
-using Arithmetic = typename Numeric<T>::Arithmetic;
+using Arithmetic = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 __device__ inline float Load(float value) { return value; }
 __device__ inline double Load(double value) { return value; }

@@ -35,7 +35,7 @@ __global__ void CopyKernel(Copies copies, unsigned blocks_each) {
 
 }  // namespace
 
-void CopyVectors(const std::vector<VectorCopy>& copies, Stream stream) {
+void CopyVectors(const std::vector<VectorCopy>& copies, cudaStream_t stream) {
   int64_t longest = 0;
   for (const VectorCopy& copy : copies) longest = std::max(longest, copy.size);
   if (longest == 0) return;

@@ -17,17 +17,16 @@
 namespace syncbn {
 namespace {
 
+void CheckDriver(int status, const char* call) {
+  if (status != 0) throw DeviceError(Concat("CUDA: ", call, " failed with error ", status));
+}
+
 struct Driver {
   int (*GetCurrent)(void** context) = Find<int(void**)>("cuCtxGetCurrent");
   int (*SetCurrent)(void* context) = Find<int(void*)>("cuCtxSetCurrent");
 
   // The other functions fail until somebody in the process has called cuInit.
-  Driver() {
-    const auto init = Find<int(unsigned)>("cuInit");
-    if (const int status = init(0)) {
-      throw DeviceError(Concat("CUDA: cuInit failed with error ", status));
-    }
-  }
+  Driver() { CheckDriver(Find<int(unsigned)>("cuInit")(0), "cuInit"); }
 
   template <typename Function>
   static Function* Find(const char* name) {
@@ -41,10 +40,6 @@ struct Driver {
 const Driver& TheDriver() {
   static const Driver driver;
   return driver;
-}
-
-void CheckDriver(int status, const char* call) {
-  if (status != 0) throw DeviceError(Concat("CUDA: ", call, " failed with error ", status));
 }
 
 void* CurrentContext() {
@@ -61,7 +56,6 @@ class CurrentDevice {
   explicit CurrentDevice(int ordinal) : CurrentDevice(ordinal, CurrentContext()) { Set(); }
   ~CurrentDevice() { TheDriver().SetCurrent(context_before_); }
   CurrentDevice(const CurrentDevice&) = delete;
-  CurrentDevice& operator=(const CurrentDevice&) = delete;
 
   // Must be called again after other code that may have changed the current device. This function
   // also sets the context, because cudaSetDevice may not notice that ~CurrentDevice has changed it.
@@ -101,7 +95,7 @@ class Lane {
     SYNCBN_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   }
 
-  cuda::Stream UseStream() {
+  cudaStream_t UseStream() {
     is_idle_ = false;
     return stream_;
   }
@@ -144,7 +138,7 @@ class Lane {
   // because the CUDA runtime may end before them.
   static inline auto& free_ = *new std::map<int, std::vector<Lane*>>;
 
-  cuda::Stream stream_ = nullptr;
+  cudaStream_t stream_ = nullptr;
   bool is_idle_ = true;
 };
 
@@ -300,7 +294,7 @@ class CudaBackend : public Backend {
 
   // The kernel writes its results to pinned memory. Reduce copies them to the arrays of `pass`.
   void Reduce(const ReductionPass& pass,
-              void (*kernel)(const ReductionPass&, void*, cuda::Stream)) {
+              void (*kernel)(const ReductionPass&, void*, cudaStream_t)) {
     ReductionPass on_device = pass;
     on_device.first = NextPinned();
     on_device.second = NextPinned();

@@ -27,7 +27,7 @@ struct uint4 {
   unsigned x, y, z, w;
 };
 
-extern thread_local dim3 threadIdx, blockIdx, gridDim;
+extern thread_local dim3 threadIdx, blockIdx;
 
 void __syncthreads();
 int __syncthreads_or(int any);
@@ -68,11 +68,8 @@ inline cudaError_t Call() {
   return calls_left-- == 0 ? cudaErrorMemoryAllocation : cudaSuccess;
 }
 
-inline thread_local int device = -1;
+inline thread_local int device = -1;            // the thread's current device, or -1
 inline std::atomic<int> launches{0}, waits{0};  // kernels, and waits for streams
-
-// The thread's current device, or -1.
-inline int& Device() { return device; }
 
 inline cudaStream_t StreamOf(int device) {
   return reinterpret_cast<cudaStream_t>(static_cast<intptr_t>(device + 1));
@@ -80,8 +77,8 @@ inline cudaStream_t StreamOf(int device) {
 
 // Aborts unless the stream is null or a stream of the thread's current device.
 inline void CheckStream(cudaStream_t stream) {
-  if (stream == nullptr || stream == StreamOf(Device())) return;
-  std::fprintf(stderr, "emulated launch: the stream is not one of device %d\n", Device());
+  if (stream == nullptr || stream == StreamOf(device)) return;
+  std::fprintf(stderr, "emulated launch: the stream is not one of device %d\n", device);
   std::abort();
 }
 
@@ -102,11 +99,11 @@ inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 
 inline cudaError_t cudaSetDevice(int device) {
   const cudaError_t status = emulated::Call();
-  if (status == cudaSuccess) emulated::Device() = device;
+  if (status == cudaSuccess) emulated::device = device;
   return status;
 }
 inline cudaError_t cudaGetDevice(int* device) {
-  *device = emulated::Device();
+  *device = emulated::device;
   return emulated::Call();
 }
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
@@ -146,7 +143,7 @@ inline cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaSt
 }
 
 inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-  *stream = emulated::StreamOf(emulated::Device());
+  *stream = emulated::StreamOf(emulated::device);
   return emulated::Call();
 }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t) {

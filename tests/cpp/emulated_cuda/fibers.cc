@@ -10,7 +10,7 @@
 
 #include "cuda_runtime.h"
 
-thread_local dim3 threadIdx, blockIdx, gridDim;
+thread_local dim3 threadIdx, blockIdx;
 
 namespace emulated {
 namespace {
@@ -88,7 +88,6 @@ void Run(unsigned blocks, unsigned threads, const std::function<void()>& thread)
   block = &own;
   if (own.fibers.size() < threads) MakeFibers(threads);
   block->thread = &thread;
-  gridDim.x = blocks;
   for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) RunBlock(threads);
 }
 

@@ -16,11 +16,11 @@ inline void* DriverFunction(const char* name) {
     return 0;
   };
   int (*const get)(void**) = [](void** context) {
-    *context = reinterpret_cast<void*>(static_cast<intptr_t>(emulated::Device() + 1));
+    *context = reinterpret_cast<void*>(static_cast<intptr_t>(emulated::device + 1));
     return initialized ? 0 : kNotInitialized;
   };
   int (*const set)(void*) = [](void* context) {
-    emulated::Device() = static_cast<int>(reinterpret_cast<intptr_t>(context)) - 1;
+    emulated::device = static_cast<int>(reinterpret_cast<intptr_t>(context)) - 1;
     return initialized ? 0 : kNotInitialized;
   };
   if (std::strcmp(name, "cuInit") == 0) return reinterpret_cast<void*>(init);
