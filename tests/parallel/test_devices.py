@@ -238,6 +238,24 @@ def test_a_plain_loop_goes_on_after_the_net_has_moved():
     assert failures.latest_recovery[0] == number
 
 
+@pytest.mark.parametrize("program_recovers", [False, True])
+def test_a_round_that_the_program_leaves_is_cancelled(program_recovers):
+    """Otherwise the next call of the second context would meet the call left behind."""
+    layer = SyncBatchNorm(in_channels=1, center=False, timeout=20)
+    net = ready(allow_plain_loop(layer), ctx=cpus(2))
+    shards = [nd.full((1, 1), 3 * k, ctx=context) for k, context in enumerate(cpus(2))]
+    number = failures.latest_recovery[0]
+    with autograd.record():
+        net(nd.full((1, 1), 7))
+    if program_recovers:
+        recover()
+    for _ in range(2):
+        with autograd.record():
+            ys = [net(x) for x in shards]
+        assert [y.asscalar() > 0 for y in ys] == [False, True]
+    assert failures.latest_recovery[0] == number + 1
+
+
 def test_recover_waits_for_the_turn_of_another_thread(devices):
     """Otherwise the first context of the thread's map would wait in vain."""
     layer = SyncBatchNorm(num_devices=2, in_channels=1, timeout=5)
