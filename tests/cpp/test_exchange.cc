@@ -93,6 +93,8 @@ TEST(RandomThreads) {
 TEST(APauseRestoresTheTimerSlack) {
   constexpr int kSlack = 2000;
   prctl(PR_SET_TIMERSLACK, kSlack);
+  { syncbn::Pause never_paused(true); }
+  CHECK_EQ(prctl(PR_GET_TIMERSLACK), kSlack);
   {
     std::mutex mutex;
     std::unique_lock<std::mutex> lock(mutex);

@@ -90,6 +90,7 @@ for context in contexts:  # 1 - 6 * 4100 / 6, rounded to a multiple of 4
 layer = ready(SyncBatchNorm(in_channels=1))
 trainer = distributed.Trainer(layer, 'sgd')
 trainer.step(int(rank == 0), ignore_stale_grad=True)
+assert 'ignore_stale_grad' in error_of(trainer.step, 1)
 assert 'batch_size' in error_of(trainer.step, 0)
 if rank == 0:
     queue_hidden_write(layer.running_mean.data())  # writes 2
