@@ -169,7 +169,7 @@ class Trainer(mx.gluon.Trainer):
         gradients = [gradients_of(parameter) for parameter in reversed(self._fresh)]
         _sum_in_place([replicas[0] for replicas in gradients])
         for replicas in gradients:
-            copy_to_others(replicas[0], replicas)
+            copy_to_others(replicas)
 
     def _update(self, ignore_stale_grad):
         if ignore_stale_grad:
