@@ -1,11 +1,10 @@
 """Synchronized batch normalization for MXNet Gluon."""
 
 # A wrong version of MXNet raises a clear error here, before other modules fail.
-from . import compat  # noqa: F401
+from .compat import __version__
 
 # isort: split
 from . import distributed, gluoncv
-from .compat import __version__
 from .contexts import available_contexts
 from .conversion import convert_sync_batchnorm, freeze_statistics, revert_sync_batchnorm
 from .distributed.collectives import check_replicas

@@ -1,6 +1,6 @@
 """Checks of users' arguments.
 
-A check returns the value, or raises an error with the name of the argument.
+A check raises an error with the name of the argument. Some checks return the value.
 """
 
 from __future__ import annotations
@@ -75,20 +75,16 @@ def check_type(name: str, value: Any, types: Any, expected: str) -> Any:
     return value
 
 
-def is_int(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
 def check_int(
     name: str, value: Any, minimum: int | None = None, maximum: int | None = None
-) -> int:
-    if not is_int(value):
+) -> None:
+    is_int = isinstance(value, Integral) and not isinstance(value, bool)
+    if not is_int:
         raise TypeError(f"{name} must be an int, got {short_repr(value)}")
     if minimum is not None and value < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {short_repr(value)}")
     if maximum is not None and value > maximum:
         raise ValueError(f"{name} must be at most {maximum}, got {short_repr(value)}")
-    return value
 
 
 def check_bool(name: str, value: Any) -> bool:
@@ -120,14 +116,13 @@ def check_block(name: str, value: Any) -> Any:
     return check_type(name, value, mx.gluon.Block, "a gluon.Block")
 
 
-def check_choice(name: str, value: Any, choices: Sequence) -> Any:
+def check_choice(name: str, value: Any, choices: Sequence) -> None:
     """Raise ValueError unless `value` is one of `choices`: strings, perhaps None."""
     if not isinstance(value, (str, type(None))) or value not in choices:
         *others, last = map(repr, choices)
         raise ValueError(
             f"{name} must be {comma_list(others)} or {last}, got {short_repr(value)}"
         )
-    return value
 
 
 def check_contexts(name: str, value: Any) -> list[mx.Context]:

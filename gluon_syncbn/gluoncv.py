@@ -47,8 +47,7 @@ def install() -> None:
 
     def called(block, *args):
         if autograd.is_training() and not inside_map() and "forward" not in vars(block):
-            layers = [x for x in synchronized_layers(block) if len(x.contexts()) > 1]
-            if layers:
+            if any(len(x.contexts()) > 1 for x in synchronized_layers(block)):
                 allow_plain_loop(block)
         return call(block, *args)
 

@@ -15,7 +15,6 @@ import numpy as np
 from mxnet import autograd
 
 from .arguments import check_block, check_int, comma_list, short_repr
-from .distributed.collectives import allgather
 from .layer.convert import synchronized
 from .mxnet_private.arrays import array_of, to_context
 from .mxnet_private.blocks import count_inputs, name_of
@@ -23,7 +22,7 @@ from .mxnet_private.parameters import contexts_of, data_of
 from .native.failures import end_waits
 from .native.interrupts import DeferredSignals
 from .native.library import load
-from .native.processes import world
+from .native.processes import allgather, world
 from .native.program_lines import warn
 from .nested import flatten, rebuild
 from .parallel.devices import Devices
@@ -209,7 +208,7 @@ def _call(net, shards, devices, layers):
 
     def collect(starts):
         for layer in layers:
-            load().gluon_syncbn_collect(layer.key, starts)
+            load().gluon_syncbn_collect(layer._sync.key, starts)
 
     def call(arguments):
         number = next(started)
@@ -246,11 +245,11 @@ class _Moments(NamedTuple):
 
 def _moments_of(layer):
     """Return the moments that a layer has collected, or None without a batch."""
-    length = load().gluon_syncbn_collected(layer.key, None, 0)
+    length = load().gluon_syncbn_collected(layer._sync.key, None, 0)
     if length == 0:
         return None
     numbers = np.empty(length)
-    load().gluon_syncbn_collected(layer.key, numbers.ctypes.data, length)
+    load().gluon_syncbn_collected(layer._sync.key, numbers.ctypes.data, length)
     mean, m2 = numbers[1:].reshape(2, -1)
     is_unbiased = layer._sync.settings.unbiased_running_var
     return _Moments(is_unbiased, numbers[0], mean, m2)

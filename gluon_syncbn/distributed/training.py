@@ -9,7 +9,6 @@ from typing import Any
 
 import mxnet as mx
 import numpy as np
-from mxnet.gluon import Block
 
 from ..arguments import check_bool, check_real, check_type, short_repr
 from ..mxnet_private.arrays import memory_of
@@ -112,8 +111,7 @@ class Trainer(mx.gluon.Trainer):
         self._fresh: list = []  # parameters that have a new gradient on any rank
         self._number = next(_trainer_numbers)
         self._samples = 0.0  # the batch size of this rank
-        self._total = 0.0  # the sum of the batch sizes of all ranks
-        broadcast_parameters(net if isinstance(net, Block) else parameters)
+        broadcast_parameters(net)
 
     def step(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
         """Sum gradients over contexts and processes, and update the parameters.
@@ -156,7 +154,7 @@ class Trainer(mx.gluon.Trainer):
         description = self._description()
         own = self._samples, digest_of(description), has_new
         samples, digests, are_new = zip(*allgather(own, "Trainer.step"))
-        self._total = sum(samples)
+        self._total = sum(samples)  # the sum of the batch sizes of all ranks
         if len({*digests}) > 1:
             fix = "Step the same trainer with the same settings on all ranks."
             lines = [f"{what} {value}" for what, value in description]
@@ -169,7 +167,7 @@ class Trainer(mx.gluon.Trainer):
         gradients = [gradients_of(parameter) for parameter in reversed(self._fresh)]
         _sum_in_place([replicas[0] for replicas in gradients])
         for replicas in gradients:
-            copy_to_others(replicas[0], replicas)
+            copy_to_others(replicas)
 
     def _update(self, ignore_stale_grad):
         if ignore_stale_grad:

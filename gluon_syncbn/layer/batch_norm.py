@@ -218,11 +218,6 @@ class SyncBatchNorm(ComputedBatchNorm):
         """Return the contexts that the layer is or will be initialized on."""
         return contexts_of(self.running_mean)
 
-    @property
-    def key(self) -> str:
-        """The layer's key in native code and in graphs."""
-        return self._sync.key
-
     def forward(self, x: Any, mask: Any = None) -> Any:
         is_graph = is_traced([x])
         is_frozen = self._kwargs["use_global_stats"]
@@ -265,7 +260,7 @@ class SyncBatchNorm(ComputedBatchNorm):
             options = {**self._kwargs, "axis": axis}
             y = F.BatchNorm(x, *parameters, name="fwd", **options)
             return apply_activation(F, y, self._sync.settings)
-        is_graph, node = is_traced([x]), {"layer_key": self.key}
+        is_graph, node = is_traced([x]), {"layer_key": self._sync.key}
         self._sync.update(self.contexts(), self._kwargs)
         if count is not None:
             parameters.insert(2, count)

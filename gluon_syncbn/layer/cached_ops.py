@@ -23,7 +23,6 @@ from ..native.program_lines import warn
 from ..native.turns import here
 from ..nested import arrays_in
 from . import guards, native_operator
-from .guards import guards_of
 from .symbols import from_nodes, parse, resolve_entry, to_json
 
 
@@ -113,7 +112,7 @@ def _prepared(symbol, is_static, is_for_gpus):
     """Rename a graph's layers, or choose guards; order the layers if it is static."""
     graph = parse(symbol)
     ours = {number for number, node in enumerate(graph["nodes"]) if is_ours(node)}
-    dropped = guards_of(graph["nodes"], ours)
+    dropped = guards.guards_of(graph["nodes"], ours)
     is_native = not is_for_gpus and native_operator.is_used()
     if not is_for_gpus and not is_native:
         dropped = guards.choose_guards(symbol, graph, dropped, is_static)

@@ -26,9 +26,8 @@ def call_plainly(x: mx.nd.NDArray, call: Callable[[], mx.nd.NDArray]) -> mx.nd.N
     if y.context.device_type == "gpu" or not autograd.is_recording():
         return y
     # The gradient of a view is plain.
-    if isinstance(y, mx.np.ndarray):
-        return y.as_nd_ndarray().reshape(y.shape).as_np_ndarray()
-    return y.reshape(y.shape)
+    view = y.as_nd_ndarray().reshape(y.shape)
+    return view.as_np_ndarray() if isinstance(y, mx.np.ndarray) else view
 
 
 def guarded(F: Any, value: Any) -> Any:

@@ -15,7 +15,6 @@ import numpy as np
 from mxnet.gluon import SymbolBlock, nn
 
 from ..mxnet_private import blocks
-from ..mxnet_private.blocks import settings_of
 from ..native import guarded_trainers
 from . import symbols
 from .batch_norm import PARAMETERS, SyncBatchNorm
@@ -43,7 +42,7 @@ class _Source:
 
 def _keys_of(norms):
     layers = [norm.layer for norm in norms.values()]
-    return [layer.key for layer in layers if isinstance(layer, SyncBatchNorm)]
+    return [layer._sync.key for layer in layers if isinstance(layer, SyncBatchNorm)]
 
 
 def norms_in(block: SymbolBlock) -> list[Norm]:
@@ -103,7 +102,7 @@ def _layer_of(node, inputs, parameters):
             "fix_gamma": attributes.get("fix_gamma", "True") in _TRUE,
             FROZEN: _is_frozen(node),
         }
-    blocks.set_settings(layer, {**settings_of(layer), **settings})
+    blocks.set_settings(layer, {**blocks.settings_of(layer), **settings})
     for name, source in zip(PARAMETERS, inputs):
         if source in parameters:
             blocks.set_parameter(layer, name, parameters[source])
@@ -134,14 +133,14 @@ def remake_graph(block: SymbolBlock) -> None:
 
 def _change(node, norm):
     """Return new attributes for a node, or None if it needs another operator."""
-    layer, is_frozen = norm.layer, settings_of(norm.layer)[FROZEN]
+    layer, is_frozen = norm.layer, blocks.settings_of(norm.layer)[FROZEN]
     if is_ours(node):
         if type(layer) is not SyncBatchNorm or is_frozen:
             return None
         layer._sync.register(getattr(layer, name) for name in PARAMETERS)
-        layer._sync.update(layer.contexts(), settings_of(layer))
+        layer._sync.update(layer.contexts(), blocks.settings_of(layer))
         layer._sync.kept.add(layer._sync)
-        return {"layer_key": layer.key}
+        return {"layer_key": layer._sync.key}
     if not norm.reason and type(layer) is not _OPERATORS[node["op"]]:
         return None
     return {} if is_frozen == _is_frozen(node) else {FROZEN: str(is_frozen)}
@@ -149,7 +148,7 @@ def _change(node, norm):
 
 def _symbol_of(layer, is_masked):
     """Call a layer on a variable that `symbols.rewrite` replaces by a node's input."""
-    data, settings = mx.sym.var(symbols.INPUT), settings_of(layer)
+    data, settings = mx.sym.var(symbols.INPUT), blocks.settings_of(layer)
     if is_masked:  # the node's input is a matrix (elements, channels)
         blocks.set_settings(layer, {**settings, "axis": -1})
     symbol = layer(data.as_np_ndarray() if mx.util.is_np_array() else data)

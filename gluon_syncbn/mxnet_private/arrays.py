@@ -81,13 +81,13 @@ def make_plain(x: mx.nd.NDArray) -> None:
 def _operator_handle(name):
     handle = ctypes.c_void_p()
     check_call(_LIB.NNGetOpHandle(name.encode(), ctypes.byref(handle)))
-    return handle.value
+    return handle
 
 
 def invoke(name: str, operands: Sequence, **attributes: str) -> mx.nd.NDArray:
     """Call an operator that has no Python function, or without the casts of AMP."""
     keys, values = list(attributes), list(attributes.values())
-    handle = _operator_handle(name)
+    handle = _operator_handle(name).value
     return _imperative_invoke(handle, operands, keys, values, None, False, False)
 
 
@@ -96,9 +96,7 @@ def invoke(name: str, operands: Sequence, **attributes: str) -> mx.nd.NDArray:
 
 
 def _operator(name):
-    handle = ctypes.c_void_p()
-    check_call(_LIB.NNGetOpHandle(name.encode(), ctypes.byref(handle)))
-    return _make_ndarray_function(handle, name, name)
+    return _make_ndarray_function(_operator_handle(name), name, name)
 
 
 broadcast_add = _operator("broadcast_add")

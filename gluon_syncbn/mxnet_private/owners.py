@@ -53,7 +53,9 @@ class ParallelParameter(mx.gluon.Parameter):
         if self._data and len(self._data) > 1 and not _thread.sees_owners:
             contexts, is_on_device = list_contexts(self), self._thread_state.contexts
             if not is_on_device:
-                is_program = not _called_by_gluon()
+                # A block of Gluon asks for the arrays of its input's context.
+                caller = sys._getframe(1).f_globals.get("__name__")
+                is_program = caller != "mxnet.gluon.block"
                 if is_program:
                     place = place or contexts[0]
                 if self._is_lent or (is_program and place == contexts[0]):
@@ -82,7 +84,7 @@ class ParallelParameter(mx.gluon.Parameter):
             contexts = list_contexts(self)
             place = place or contexts[0]
             if self.is_summed and place != contexts[0]:
-                copy_to_others(self._grad[0], self._grad)
+                copy_to_others(self._grad)
         return super().grad(place)
 
     def list_grad(self) -> list:
@@ -90,7 +92,7 @@ class ParallelParameter(mx.gluon.Parameter):
         if _thread.sees_owners:
             return gradients[:1]
         if self.is_summed and len(gradients) > 1:
-            copy_to_others(gradients[0], gradients)
+            copy_to_others(gradients)
         return gradients
 
     def _lend(self):
@@ -103,20 +105,9 @@ class ParallelParameter(mx.gluon.Parameter):
         return self._check_and_get(self._data, list)[0].copyto(mx.cpu())
 
 
-_STATE = tuple(ParallelParameter.__annotations__)
-
-
 @lru_cache(maxsize=None)
 def _parallel_class(cls: Any) -> Any:
     return type(cls.__name__, (ParallelParameter, cls), {"__module__": cls.__module__})
-
-
-def _called_by_gluon():
-    """Return True if Gluon's Block, not the program, calls the caller's function.
-
-    A block asks for the arrays of the current context, which is its input's.
-    """
-    return sys._getframe(2).f_globals.get("__name__") == "mxnet.gluon.block"
 
 
 @contextmanager
@@ -192,7 +183,7 @@ def undo_replicate(parameter: Any) -> None:
                 mx.nd.zeros_like(gradient, out=gradient)
             mark_copies_fresh(parameter, is_fresh(parameter._data[0]))
         parameter.__class__ = type(parameter).__bases__[1]
-        for name in _STATE:
+        for name in ParallelParameter.__annotations__:
             vars(parameter).pop(name, None)
 
 

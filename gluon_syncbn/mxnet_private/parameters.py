@@ -67,7 +67,7 @@ def mark_fresh(arrays: Iterable[mx.nd.NDArray], fresh: bool = True) -> None:
         data._fresh_grad = fresh
 
 
-def copy_to_others(source: mx.nd.NDArray, arrays: Iterable) -> None:
-    for array in arrays:
-        if array is not source:
-            source.copyto(array)
+def copy_to_others(arrays: Sequence) -> None:
+    """Copy the first array to the others."""
+    for array in arrays[1:]:
+        arrays[0].copyto(array)

@@ -153,6 +153,7 @@ class BackwardCall:
         mx.base.check_call(_mxnet_differentiate(*self._arguments))
 
 
+@functools.lru_cache(maxsize=None)
 def install_backward(backward: Callable[[BackwardCall], None]) -> None:
     """Call `backward` in place of MXNet's function, except in `differentiate`."""
 

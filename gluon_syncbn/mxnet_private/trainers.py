@@ -48,23 +48,15 @@ def update_owners(trainer: mx.gluon.Trainer) -> None:
 
     A program cannot change weights of a kvstore.
     """
-    if _has_owners(trainer):
-        trainer._kvstore_params["update_on_kvstore"] = False
+    settings, is_dense = trainer._kvstore_params, not trainer._contains_sparse_weight
+    if is_dense and _is_local(settings["kvstore"]) and parallel_parameters(trainer):
+        settings["update_on_kvstore"] = False
         if trainer._update_on_kvstore:
             states = trainer._kvstore._updater.get_states()
             for updater in trainer._updaters:
                 updater.set_states(states)
         if trainer._kvstore:
             trainer._reset_kvstore()
-
-
-def _has_owners(trainer):
-    is_local = _is_local(trainer._kvstore_params["kvstore"])
-    return (
-        is_local
-        and parallel_parameters(trainer)
-        and not trainer._contains_sparse_weight
-    )
 
 
 @contextmanager
@@ -75,9 +67,7 @@ def without_kvstore(trainer: mx.gluon.Trainer) -> Iterator[None]:
     """
     settings = trainer._kvstore_params
     kvstore = settings["kvstore"]
-    if _has_owners(trainer) and len(parallel_parameters(trainer)) == len(
-        trainer._params
-    ):
+    if _is_local(kvstore) and parallel_parameters(trainer) == trainer._params:
         settings["kvstore"] = None
     try:
         yield
@@ -118,7 +108,7 @@ def sum_gradients(parameters: Iterable) -> None:
             written = [gradient for data, gradient in pairs if is_fresh(data)]
             if written:
                 write_sum(written, parameter._grad[0])
-                copy_to_others(parameter._grad[0], parameter._grad)
+                copy_to_others(parameter._grad)
                 mark_fresh(parameter._data)
 
 

@@ -1,6 +1,6 @@
 """Backward through the caller's graph and then through the devices' graphs.
 
-MXNet has no hook between these graphs, so this module replaces its backward (see
+MXNet has no hook between these graphs, so `run_backward` replaces its backward (see
 docs/design/mxnet.md). In the caller's graph, variables called cut leaves stand for the
 devices' outputs. Gradients of the devices' graphs go to private arrays, whose sum over
 devices is written once.
@@ -8,7 +8,7 @@ devices is written once.
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from functools import partial
 
 import numpy as np
 from mxnet import autograd
@@ -18,13 +18,8 @@ from ..mxnet_private.owners import write_gradients
 from .recorded_call import calls_behind
 
 
-@lru_cache(maxsize=None)
-def replace_backward() -> None:
-    """Replace MXNet's backward for heads that depend on a net's recorded calls."""
-    tape.install_backward(_backward)
-
-
-def _backward(backward):
+def run_backward(backward: tape.BackwardCall) -> None:
+    """Run MXNet's backward, and the devices' if the heads depend on recorded calls."""
     calls, names = calls_behind(backward.heads)
     if not calls:
         backward.run()

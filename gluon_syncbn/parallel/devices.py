@@ -30,9 +30,6 @@ from ..native.turns import here, turn
 from .shards import check_array, number_of_rows, share_bounds, split_rows
 from .workers import Workers
 
-_LISTS = (Sequence, mx.nd.NDArray, np.ndarray)
-
-
 # ---- Seeds. Each thread has random generators of its own.
 
 
@@ -268,7 +265,7 @@ def inside_map(contexts: Sequence[mx.Context] = ()) -> bool:
 
 def _lengths(lists):
     for position, elements in enumerate(lists):
-        if not isinstance(elements, _LISTS):
+        if not isinstance(elements, (Sequence, mx.nd.NDArray, np.ndarray)):
             raise TypeError(
                 f"list {position} must be a list with an element for each context, got "
                 f"{short_repr(elements)}"

@@ -9,7 +9,7 @@ from typing import Any, Callable, Sequence
 import mxnet as mx
 from mxnet import autograd
 
-from ..arguments import check_block, comma_list
+from ..arguments import comma_list
 from ..layer.convert import convert
 from ..layer.finding import synchronized_layers, unsynchronized_layers
 from ..layer.synchronization import Settings
@@ -32,12 +32,13 @@ from ..mxnet_private.owners import (
     stale_parameters,
 )
 from ..mxnet_private.parameters import contexts_of, is_dense
+from ..mxnet_private.tape import install_backward
 from ..native.failures import watch_process
 from ..native.guarded_trainers import guard_trainers
 from ..native.program_lines import warn
 from ..native.turns import here
 from ..nested import flatten, rebuild
-from .backward import replace_backward
+from .backward import run_backward
 from .devices import Devices, inside_map
 from .participants import only_participants
 from .recorded_call import RecordedCall
@@ -64,7 +65,7 @@ class ForwardOnDevices(ForwardReplacement):
         """
         call = None
         if autograd.is_recording():
-            replace_backward()
+            install_backward(run_backward)
             watch_process()
             call = RecordedCall(self.net, devices, shards)
         trains = autograd.is_recording() or autograd.is_training()
@@ -238,13 +239,3 @@ class ParallelForward(ForwardOnDevices):
 
 def is_parallel(net: Any) -> bool:
     return isinstance(vars(net).get("forward"), ParallelForward)
-
-
-def check_not_parallel(net: Any, function: str) -> None:
-    check_block("net", net)
-    if is_parallel(net):
-        raise ValueError(
-            f"net must not be parallel yet for {function}, got a net over "
-            f"{comma_list(net.devices.contexts)}. Call the net with the whole batch, "
-            "or call revert_parallel(net) first."
-        )

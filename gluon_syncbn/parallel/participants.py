@@ -41,7 +41,7 @@ def only_participants(
 
 
 def _set_participants(layer, contexts):
-    load().gluon_syncbn_set_participants(layer.key, " ".join(map(str, contexts)))
+    load().gluon_syncbn_set_participants(layer._sync.key, " ".join(map(str, contexts)))
 
 
 def _copy_running_statistics(layer, contexts):

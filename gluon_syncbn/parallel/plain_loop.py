@@ -13,13 +13,14 @@ from typing import Any
 import mxnet as mx
 from mxnet import autograd
 
+from ..arguments import check_block, comma_list
 from ..mxnet_private.blocks import blocks_of, forget_graph
 from ..mxnet_private.parameters import contexts_of
 from ..mxnet_private.tape import count_scopes, scope_number
 from ..native import failures
 from ..nested import arrays_in
 from .devices import OwnThreads, inside_map
-from .forward import ForwardOnDevices, check_not_parallel, is_parallel
+from .forward import ForwardOnDevices, is_parallel
 from .shards import Shards
 
 
@@ -75,7 +76,13 @@ def allow_plain_loop(net: mx.gluon.Block) -> mx.gluon.Block:
     >>> autograd.backward(losses)
     >>> trainer.step(6)
     """
-    check_not_parallel(net, "allow_plain_loop")
+    check_block("net", net)
+    if is_parallel(net):
+        raise ValueError(
+            "net must not be parallel yet for allow_plain_loop, got a net over "
+            f"{comma_list(net.devices.contexts)}. Call the net with the whole batch, "
+            "or call revert_parallel(net) first."
+        )
     run_in_threads(net).is_for_all_threads = True
     return net
 

@@ -113,9 +113,7 @@ def split_rows(
     # MXNet's indexing would ask for the batch's shape 20 times.
     rows, axis = batch.detach().as_nd_ndarray(), {"axis": batch_axis}
     shards = [slice_axis(rows, begin=b, end=e, **axis) for b, e in bounds]
-    own = batch.context
-    if any(context != own for context in contexts):
-        shards = [to_context(x, context) for x, context in zip(shards, contexts)]
+    shards = [to_context(x, context) for x, context in zip(shards, contexts)]
     is_np = isinstance(batch, mx.np.ndarray)
     return [shard.as_np_ndarray() for shard in shards] if is_np else shards
 
@@ -127,17 +125,16 @@ def join_shards(shards: Sequence, axis: int | None, context: mx.Context) -> Any:
     """
     if not isinstance(shards[0], mx.nd.NDArray):
         return shards[0]
-    arrays = shards
-    if len(arrays) == 1 or context.device_type == "gpu":
-        arrays = [to_context(x, context) for x in shards]
-    if len(arrays) == 1:
-        return arrays[0]
+    if len(shards) == 1:
+        return to_context(shards[0], context)
+    if context.device_type == "gpu":
+        shards = [to_context(x, context) for x in shards]
     if axis is None:
-        total = mx.nd.empty(arrays[0].shape, context, arrays[0].dtype)
-        write_sum(arrays, total)
+        total = mx.nd.empty(shards[0].shape, context, shards[0].dtype)
+        write_sum(shards, total)
         return total
-    is_np = isinstance(arrays[0], mx.np.ndarray)
-    return mx.np.concatenate(arrays, axis) if is_np else concat(*arrays, dim=axis)
+    is_np = isinstance(shards[0], mx.np.ndarray)
+    return mx.np.concatenate(shards, axis) if is_np else concat(*shards, dim=axis)
 
 
 # ---- Checks of arguments and results.

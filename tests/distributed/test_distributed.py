@@ -156,7 +156,7 @@ if rank == 1:
     gamma, beta, mean, var = (p.data().as_nd_ndarray() for p in used)
     rows = mx.nd.full((1,), 9, dtype='float64')  # the batch has two
     inputs = mx.nd.ones((2, 1)), gamma, beta, rows, mean, var
-    names = {'layer_key': layer.key, 'op_type': 'gluon_syncbn', 'masked': 'True'}
+    names = {'layer_key': layer._sync.key, 'op_type': 'gluon_syncbn', 'masked': 'True'}
     y = mx.nd.Custom(*inputs, **names)
     assert 'valid rows' in error_of(y.wait_to_read)
     gluon_syncbn.recover()

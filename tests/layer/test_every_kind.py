@@ -270,7 +270,7 @@ def test_a_copy_has_layers_of_its_own():
     net = convert_sync_batchnorm(node(), 2)
     twin = copy.deepcopy(net)
     freeze_statistics(net)
-    keys = [layer.key for net in (net, twin) for layer in synchronized_layers(net)]
+    keys = [x._sync.key for net in (net, twin) for x in synchronized_layers(net)]
     assert len(set(keys)) == 2 and "Custom" in operators(twin)
     assert keys[1] in twin(DATA).tojson()
 
