@@ -87,9 +87,9 @@ def mutants_of(path):
 def run(command, folder, seconds, **environment):
     """Return True if a command ends well in time."""
     environment = {**os.environ, **environment}
-    with open(os.devnull, "w") as nowhere:
-        streams = {"stdout": nowhere, "stderr": nowhere, "start_new_session": True}
-        process = subprocess.Popen(command, cwd=folder, env=environment, **streams)
+    nowhere = subprocess.DEVNULL
+    streams = {"stdout": nowhere, "stderr": nowhere, "start_new_session": True}
+    process = subprocess.Popen(command, cwd=folder, env=environment, **streams)
     try:
         return process.wait(seconds) == 0
     except subprocess.TimeoutExpired:
@@ -159,14 +159,9 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tree", default=f"{tempfile.gettempdir()}/mutants")
     arguments = parser.parse_args()
-    listed = subprocess.run(
-        ["git", "ls-files", *arguments.paths],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    kinds = ".py", ".cc", ".h"
-    files = [path for path in listed.stdout.split() if path.endswith(kinds)]
+    command = ["git", "ls-files", *arguments.paths]
+    listed = subprocess.check_output(command, cwd=ROOT, text=True).split()
+    files = [path for path in listed if path.endswith((".py", ".cc", ".h"))]
     found = [(path, *mutant) for path in files for mutant in mutants_of(ROOT / path)]
     random.Random(arguments.seed).shuffle(found)
     tree, fates = Tree(arguments.tree), []

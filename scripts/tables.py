@@ -118,13 +118,13 @@ def load(folder=RESULTS / "ablation"):
 
 
 def mean_score(runs, kind="running", score="mean_iou"):
-    """Return a test score's mean and standard deviation; a run that diverged has 0.
+    """Return a test score's mean and standard deviation.
 
     Runs with GroupNorm, which has no statistics, have no scores with other statistics.
     """
-    if any(kind not in run.get("test", SCORES) for run in runs):
+    if any(kind not in run["test"] for run in runs):
         return ""
-    scores = [run["test"][kind][score] if "test" in run else 0.0 for run in runs]
+    scores = [run["test"][kind][score] for run in runs]
     text, space = f"{statistics.fmean(scores):.3f}", "\N{NO-BREAK SPACE}"
     if len(scores) > 1:
         text += f"{space}±{space}{statistics.stdev(scores):.3f}"

@@ -1,7 +1,6 @@
 """Fixtures of all tests: devices, and timeouts that end a hang within seconds."""
 
 import os
-import signal
 
 import gluon_syncbn
 from gluon_syncbn.native import failures
@@ -40,14 +39,6 @@ def short_timeout():
     if failures.failure():
         gluon_syncbn.recover()
     gluon_syncbn.set_timeout(previous)
-
-
-@pytest.fixture
-def ctrl_c():
-    """Handle SIGINT, because the background jobs of a shell script ignore it."""
-    former = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, former)
 
 
 @pytest.fixture

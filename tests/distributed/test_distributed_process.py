@@ -6,9 +6,7 @@ from support.mpi import finish, needs_mpi, run_ranks, start
 pytestmark = [needs_mpi, pytest.mark.timeout(150)]
 
 STEP = """
-layers = [SyncBatchNorm(in_channels=4) for _ in range(4)]
-for layer in layers:
-    layer.initialize()
+layers = [ready(SyncBatchNorm(in_channels=4)) for _ in range(4)]
 x = nd.random.normal(shape=(3, 4))
 x.attach_grad()
 

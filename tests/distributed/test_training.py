@@ -12,7 +12,7 @@ from gluon_syncbn import SyncBatchNorm
 import pytest
 from mxnet.gluon import Trainer, nn
 from support.blocks import gluon_1_only
-from support.helpers import ROOT, differentiate, queue_hidden_write
+from support.helpers import ROOT, differentiate, queue_hidden_write, ready
 from support.mpi import SECONDS, finish, needs_mpi, run_ranks, start
 from support.nd import nd
 
@@ -178,8 +178,7 @@ def test_kvstore_workers_without_mpirun_get_a_warning(monkeypatch):
     monkeypatch.setattr(workers_of, lambda trainer: 2)
     net = nn.HybridSequential()
     net.add(SyncBatchNorm(group="process"), SyncBatchNorm())
-    net.initialize()
-    trainer = Trainer(net.collect_params(), "sgd")
+    trainer = Trainer(ready(net).collect_params(), "sgd")
     differentiate(net, nd.ones((2, 3)))
     layer = net[1]._sync.name
     with pytest.warns(UserWarning, match=f"2 workers.*'{layer}'.*mpirun"):

@@ -231,19 +231,19 @@ def test_a_net_without_batch_normalization(recwarn):
 
 
 @pytest.mark.parametrize(
-    "bad, group, pattern",
+    "bad, pattern",
     [
-        (partial(node, name="bad", momentum=-0.1), None, "momentum .*bad.*-0.1"),
-        (partial(nn.BatchNorm, axis=7, prefix="bad_"), None, "axis .*bad.*4.*7"),
+        (partial(node, name="bad", momentum=-0.1), "momentum .*bad.*-0.1"),
+        (partial(nn.BatchNorm, axis=7, prefix="bad_"), "axis .*bad.*4.*7"),
     ],
 )
-def test_a_bad_setting_changes_nothing(bad, group, pattern):
+def test_a_bad_setting_changes_nothing(bad, pattern):
     net, bad = nn.HybridSequential(), bad()
     net.add(nn.BatchNorm(), bad, node(), nn.BatchNorm())
     net.initialize(ctx=cpus(2))
     before = [type(child) for child in net], operators(bad), operators(net[2])
     with pytest.raises(ValueError, match=pattern):
-        convert_sync_batchnorm(net, group=group)
+        convert_sync_batchnorm(net)
     assert before == ([type(child) for child in net], operators(bad), operators(net[2]))
 
 
@@ -305,20 +305,12 @@ def test_statistics_that_layers_share(is_graph, mode):
         check_replicas(net)
 
 
-class Masked(HybridBlock):
-    def __init__(self):
-        super().__init__()
-        self.norm = SyncBatchNorm(axis=2, in_channels=1, num_devices=1)
-
-    def hybrid_forward(self, F, x, mask):
-        return self.norm(x, mask)
-
-
 def test_a_graph_with_a_mask():
     """A graph with a mask can only be reverted while its statistics are frozen."""
     x, mask = mx.nd.array([[[1.0], [3.0], [999.0]]]), mx.nd.array([[1, 1, 0]])
     inputs = DATA, mx.sym.var("mask")
-    net = SymbolBlock(Masked()(*inputs), inputs)
+    symbol = SyncBatchNorm(axis=2, in_channels=1, num_devices=1)(*inputs)
+    net = SymbolBlock(symbol, inputs)
     net.initialize(mx.init.One())  # beta is also 1
     for _ in range(2):
         with autograd.record():

@@ -6,7 +6,6 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd
-from support.blocks import Function
 from support.helpers import (
     MODES,
     assert_all_near,
@@ -20,6 +19,7 @@ from support.helpers import (
     value,
 )
 from support.nd import nd
+from support.nets import Net
 
 LAYOUTS = {  # the data's shape, and the axis of its channels
     "NC": ((6, 3), 1),
@@ -89,15 +89,6 @@ def test_equals_a_batch_of_the_valid_elements(
     assert_all_near(state_of(layer), state_of(plain), *LIMITS)
 
 
-class Masked(Function):
-    def __init__(self):
-        super().__init__()
-        self.norm = SyncBatchNorm(axis=-1, in_channels=3)
-
-    def compute(self, F, x, mask):
-        return self.norm(F.identity(x), mask)
-
-
 def test_numpy_arrays():
     layer = ready(SyncBatchNorm(num_devices=1, epsilon=0))
     with mx.util.np_shape(True), mx.util.np_array(True), autograd.train_mode():
@@ -109,7 +100,9 @@ def test_numpy_arrays():
 @pytest.mark.parametrize("shape", [(5, 6), (6, 1), (6, 5, 1)])
 def test_masks_of_wrong_shapes_in_graphs(shape):
     """A mask (5, 6) has time on its first axis. The other shapes can be broadcast."""
-    x, net = nd.random.normal(shape=(6, 5, 3)), Masked()
+    x = nd.random.normal(shape=(6, 5, 3))
+    net = Net(function=lambda F, x, mask: net.norm(F.identity(x), mask))
+    net.norm = SyncBatchNorm(axis=-1, in_channels=3)
     net.initialize()
     net.hybridize()
     for _ in range(2):

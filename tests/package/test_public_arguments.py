@@ -11,13 +11,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet.gluon import nn
-from support.helpers import cpus
-
-
-def ready(net):
-    net.initialize()
-    return net
-
+from support.helpers import cpus, ready
+from support.nets import Net
 
 X, ODD, TWO = mx.nd.ones((4, 3)), ["3", [2], None, float("nan"), -(10**400)], cpus(2)
 norm, convert, parallel = g.SyncBatchNorm, g.convert_sync_batchnorm, g.make_parallel
@@ -33,12 +28,6 @@ def trained(name, x, dtype_of_gamma="float32", **options):
     new.gamma.cast(dtype_of_gamma)
     with mx.autograd.train_mode():
         new(x).wait_to_read()
-
-
-def parent_of(child):
-    parent = nn.Sequential()
-    parent.add(child)
-    return parent
 
 
 NETS = "Monitor allow_plain_loop check_replicas revert_parallel revert_sync_batchnorm"
@@ -111,7 +100,7 @@ WRONG_CALLS = {  # a key lists facts that the error of its call must name
     "'int' int32": lambda: trained("int", X.astype("int32")),
     "bn initialize": lambda: convert(mx.gluon.SymbolBlock(NODE, DATA)),
     "batch_axis 0 1": lambda: parallel(dense, TWO, batch_axis=1),
-    "cpu(0), cpu(1) cpu(2)": lambda: parallel(parent_of(dense), cpus(3)),
+    "cpu(0), cpu(1) cpu(2)": lambda: parallel(Net(dense), cpus(3)),
 }
 
 

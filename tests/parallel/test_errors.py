@@ -23,9 +23,6 @@ from support.helpers import (
     differentiate,
     failure_of,
     make_layer,
-    make_shards,
-    map_and_wait,
-    queue_step,
     ready,
     run_python,
     set_mode,
@@ -60,9 +57,10 @@ def line_of(function):
 )
 def test_the_line_that_waits(mistake, devices):
     layer = set_mode(make_layer(devices.contexts), "static_shape")
-    shards = make_shards(devices)
+    shards = devices.split(X)
     with autograd.train_mode():
-        map_and_wait(devices, layer, shards)  # makes the layer's graph
+        devices.map(layer, shards)  # makes the layer's graph
+    mx.nd.waitall()
     with autograd.record():
         text = failure_of(mistake, devices, layer, shards)
     assert f"SyncBatchNorm '{layer.name}', " in text and "recover()" in text
@@ -83,7 +81,7 @@ def test_the_line_inside_of_map(devices):
     """The error has the name and the line of the thread that waits."""
     layer = make_layer(devices.contexts)
     with autograd.train_mode():
-        text = failure_of(devices.map, lambda x: read(layer(x)), make_shards(devices))
+        text = failure_of(devices.map, lambda x: read(layer(x)), devices.split(X))
     place, source = line_of(read)
     line = rf"\nIts thread 'gluon_syncbn-cpu\(0\)' stands at .*{place}read: "
     assert re.search(line + re.escape(source), text)
@@ -104,7 +102,7 @@ def test_another_number_of_devices_than_contexts(count, facts, devices):
     layer = make_layer(devices.contexts, num_devices=count)
     with pytest.raises(ValueError, match=facts.format(layer.name)):
         with autograd.train_mode():
-            devices.map(layer, make_shards(devices))
+            devices.map(layer, devices.split(X))
     gluon_syncbn.convert_sync_batchnorm(layer, num_devices=2)
     assert_trains(devices, layer)
 
@@ -116,17 +114,6 @@ def test_traced_before_initialization_without_num_devices():
     with autograd.train_mode():
         text = failure_of(net(nd.array(X)).asnumpy)
     assert "num_devices=None" in text and "give num_devices" in text
-
-
-def test_backward_of_a_failed_forward_does_not_crash(make_devices):
-    """MXNet runs backward if another operator has cleared the forward's exception."""
-    devices = make_devices(3)
-    layer = make_layer(devices.contexts, 0.2, num_devices=2)
-    shards = make_shards(devices, X[:3])
-    for _ in range(20):
-        queue_step(devices, layer, shards, shards)
-        gluon_syncbn.recover()
-    assert_trains(make_devices(2), layer)
 
 
 # ---- engines, moved nets, and errors of several operators at once

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from support.helpers import Loop, make_layer, make_shards, set_mode
+from support.helpers import Loop, X, make_layer, set_mode
 from support.nd import nd
 
 PLACES = "forward", "loss", "backward", "step", "end"  # where an exception is raised
@@ -19,20 +19,15 @@ CONTEXTS = [mx.cpu(0), mx.cpu(1)]
 LONG, SHORT = 20, 0.3  # timeouts in seconds, of steps that succeed and that fail
 
 
-def make_net():
-    """Make a net whose layer is used twice."""
-    net, norm = nn.HybridSequential(), gluon_syncbn.SyncBatchNorm(in_channels=4)
-    net.add(nn.Dense(4, in_units=3), norm, nn.Dense(4, in_units=4), norm)
-    net.add(nn.Dense(3, in_units=4))
-    return net
-
-
 class Program:
     """A training program with make_parallel, Devices.map or a plain loop."""
 
     def __init__(self, way, mode, optimizer, kvstore, on_kvstore):
-        self.way, self.net = way, make_net()
-        self.driver, self.losses = Loop(CONTEXTS), []
+        self.way, self.driver, self.losses = way, Loop(CONTEXTS), []
+        norm = gluon_syncbn.SyncBatchNorm(in_channels=4)  # used twice
+        self.net = nn.HybridSequential()
+        self.net.add(nn.Dense(4, in_units=3), norm, nn.Dense(4, in_units=4), norm)
+        self.net.add(nn.Dense(3, in_units=4))
         self.net.initialize(ctx=CONTEXTS)
         self.parameters = list(self.net.collect_params().values())
         settings = {"learning_rate": 0.1}
@@ -183,6 +178,6 @@ def test_a_trainers_first_step_waits_for_the_first_forward(devices):
     layer = set_mode(make_layer(devices.contexts, timeout=0.3), "static_shape")
     trainer = gluon.Trainer(layer.collect_params(), "sgd")
     with autograd.record():
-        devices.map_first(layer, make_shards(devices)[:1])
+        devices.map_first(layer, devices.split(X)[:1])
     with pytest.raises(mx.MXNetError, match=r"Missing: cpu\(1\)"):
         trainer.step(1)

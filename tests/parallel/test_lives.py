@@ -12,7 +12,7 @@ from gluon_syncbn.native import failures
 
 import mxnet as mx
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -25,6 +25,7 @@ from support.blocks import gluon_1_only
 from support.helpers import MODES, cpus
 from support.lives import GRADIENTS, LOSSES, STEPS, WRITES, Life
 from support.nets import CALLS, assert_same
+from support.programs import SETTINGS
 
 COUNT = int(os.environ.get("GLUON_SYNCBN_LIVES", "100"))
 one_of, rows, flag = st.sampled_from, st.integers(1, 7), st.booleans()
@@ -35,10 +36,6 @@ grad_reqs, kvstores = (
 optimizers = one_of(["sgd", "nag"])
 # Contexts in their order. MXNet's current context, cpu(0), is not always the first one.
 PLACES = cpus(2), cpus(1), cpus(3), cpus(2, first=1), cpus(2)[::-1]
-
-
-def to_numpy(array):
-    return array.asnumpy() if isinstance(array, mx.nd.NDArray) else array
 
 
 def is_parallel(lives):
@@ -96,10 +93,10 @@ class Lives(RuleBasedStateMachine):
     def both(self, method, *arguments, **options):
         """Call a method of both lives; compare its results, and all arrays."""
         found, right = (
-            getattr(life, method)(*arguments, **options)
+            getattr(life, method)(*arguments, **options) or []
             for life in (self.many, self.one)
         )
-        assert_same(*(list(map(to_numpy, arrays)) for arrays in (found, right)))
+        assert_same(*([a.asnumpy() for a in arrays] for arrays in (found, right)))
         mx.nd.waitall()
         for p, expected in zip(self.many.parameters(), self.one.parameters()):
             # Public methods would tell the net that the program may change the array.
@@ -168,12 +165,10 @@ class Lives(RuleBasedStateMachine):
 @pytest.mark.timeout(4 * COUNT)
 def test_lives():
     options = settings(
+        SETTINGS,
         max_examples=COUNT,
         stateful_step_count=20,
         derandomize=COUNT == 100,
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
     )
     run_state_machine_as_test(Lives, settings=options)
 

@@ -13,11 +13,11 @@ from gluon_syncbn.compat import IS_GLUON_2
 import mxnet as mx
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from mxnet import autograd
 from support import program_oracle as oracle
 from support.helpers import cpus, put, split_rows
-from support.programs import make_data, make_net, programs
+from support.programs import SETTINGS, make_data, make_net, programs
 
 OLD = 0.5  # the inputs' gradients before a step, to which grad_req="add" adds
 MORE = int(os.environ.get("GLUON_SYNCBN_PROGRAMS", 0))
@@ -130,13 +130,7 @@ class Runner:
 
 
 @pytest.mark.timeout(MORE + 300)
-@settings(
-    max_examples=MORE or 100,
-    derandomize=not MORE,
-    database=None,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
+@settings(SETTINGS, max_examples=MORE or 100, derandomize=not MORE)
 @given(programs())
 def test_equals_the_oracle(program):
     try:

@@ -22,6 +22,7 @@ from support.helpers import (
     value,
 )
 from support.nd import nd
+from support.nets import Net
 
 ROWS = 7, 1, 4  # one of two contexts gets no row of the second batch
 
@@ -215,15 +216,9 @@ def test_an_earlier_call_that_is_still_queued_does_not_count():
 
 
 def test_several_inputs_and_another_batch_axis():
-    class Add(Function):
-        def __init__(self):
-            super().__init__()
-            self.norm = SyncBatchNorm(in_channels=1, axis=0)
-
-        def compute(self, F, x, y):
-            return self.norm(x + y)
-
-    net = ready(make_parallel(Add(), cpus(2), batch_axis=1))
+    net = Net(function=lambda F, x, y: net.norm(x + y))
+    net.norm = SyncBatchNorm(in_channels=1, axis=0)
+    ready(make_parallel(net, cpus(2), batch_axis=1))
     x, y = np.array([[1.0, 2, 3]]), np.array([[0.0, 0, 3]])
     recompute_statistics(net, [(x.astype("float32"), y.astype("float32"))])
     assert statistics(net) == [3, np.float32(14 / 3)]

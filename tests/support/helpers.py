@@ -136,8 +136,8 @@ def value(parameter, index=0):
     return parameter.list_data()[index].asnumpy()
 
 
-def values(net, index=0):
-    return [value(parameter, index) for parameter in net.collect_params().values()]
+def values(net):
+    return [value(parameter) for parameter in net.collect_params().values()]
 
 
 def summed_grad(parameter):
@@ -170,10 +170,10 @@ def operators(net):
     return [node["op"] for node in json.loads(symbol.tojson())["nodes"]]
 
 
-def imported(path, *inputs, epoch=0, ctx=None):
+def imported(path, *inputs, epoch=0):
     """Load the files of `export` as a block. `inputs` defaults to "data"."""
     symbol, parameters = f"{path}-symbol.json", f"{path}-{epoch:04d}.params"
-    return SymbolBlock.imports(symbol, inputs or ["data"], parameters, ctx)
+    return SymbolBlock.imports(symbol, inputs or ["data"], parameters)
 
 
 _kept = []  # keeps arrays alive for queued work
@@ -247,8 +247,7 @@ def run_tool(*command, timeout=800):
 
 # ---- Users' mistakes: a small layer, its data, an error's text.
 
-SHAPE = (4, 3, 2, 5)
-X, DY = np.random.default_rng(0).normal(1, 2, (2, *SHAPE)).astype("float32")
+X, DY = np.random.default_rng(0).normal(1, 2, (2, 4, 3, 2, 5)).astype("float32")
 
 
 def make_layer(contexts, timeout=0.5, **arguments):
@@ -257,13 +256,9 @@ def make_layer(contexts, timeout=0.5, **arguments):
     return layer
 
 
-def make_shards(devices, x=X):
-    return devices.split(x)
-
-
 def assert_trains(devices, layer):
     """Check that a step gives y and dx of the oracle."""
-    ys, dxs = train_step(devices, layer, make_shards(devices), make_shards(devices, DY))
+    ys, dxs = train_step(devices, layer, devices.split(X), devices.split(DY))
     ones, zeros = np.ones(3), np.zeros(3)
     expected, _, _, inv_std = reference.forward(X, ones, zeros)
     assert_near(np.concatenate(ys), expected, count=40, scale=abs(expected).max())
@@ -276,8 +271,3 @@ def failure_of(wait, *arguments):
     with pytest.raises(mx.MXNetError) as caught:
         wait(*arguments)
     return str(caught.value)
-
-
-def map_and_wait(devices, function, *lists):
-    for y in devices.map(function, *lists):
-        y.wait_to_read()

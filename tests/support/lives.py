@@ -174,7 +174,7 @@ class Life:
         ys = [y.asnumpy() for y in run(call, shards)]
         if trains:
             self.trainer.step(1, ignore_stale_grad=True)
-        return [np.concatenate(ys)]
+        return [array(np.concatenate(ys))]
 
     def adapt(self, rows):
         """Call the net in training mode without recording, and then predict."""
@@ -207,13 +207,11 @@ class Life:
         if not self.is_one:
             gluon_syncbn.recover()
         assert failed
-        return []
 
     # ---- Changes of parameters.
 
     def keep(self):
         self.kept = [p.data() for p in self.learned()]
-        return []
 
     def write(self, road, looks):
         """Change the learned parameters; return what the last context has then."""
@@ -245,13 +243,11 @@ class Life:
         for net in self.nets():
             net.initialize(Ramp(), force_reinit=True)
         self.kept = []
-        return []
 
     def reset_ctx(self):
         for net in self.nets():
             net.collect_params().reset_ctx(self.contexts)
         self.kept = []
-        return []
 
     def set_grad_req(self, number, grad_req):
         """Set grad_req of a parameter; the first one always has a gradient."""
@@ -262,13 +258,11 @@ class Life:
         refused = "null" if parameter is learned[0] else "add" if is_norm else ""
         if grad_req != refused:
             parameter.grad_req = grad_req
-        return []
 
     def accumulate(self, grad_req):
         for parameter in self.trained():
             if len(parameter.shape) == 2:
                 parameter.grad_req = grad_req
-        return []
 
     # ---- Trainers.
 
@@ -277,17 +271,14 @@ class Life:
         parameters = self.parameters()  # MXNet would sort a dict by names
         self.trainer = gluon.Trainer(parameters, optimizer, settings, **options)
         self.optimizer = optimizer
-        return []
 
     def set_learning_rate(self, rate):
         self.trainer.set_learning_rate(rate)
-        return []
 
     def save_states(self):
         with NamedTemporaryFile() as file:
             self.trainer.save_states(file.name)
             self.states = self.optimizer, file.read()
-        return []
 
     def load_states(self):
         optimizer, states = self.states
@@ -297,7 +288,6 @@ class Life:
             file.write(states)
             file.flush()
             self.trainer.load_states(file.name)
-        return []
 
     # ---- Changes of nets.
 
@@ -307,10 +297,9 @@ class Life:
             self.net.hybridize(active=False)
             if MODES[mode] is not None:
                 set_mode(self.net, mode)
-        return []
 
     def move_to_one(self, **options):
-        return self.move([mx.cpu(0)], is_parallel=False, **options)
+        self.move([mx.cpu(0)], is_parallel=False, **options)
 
     def move(self, contexts, keeps_states, is_parallel=True, reverts_norms=False):
         """Move to `contexts`, parallel or not, and make a new trainer."""
@@ -333,7 +322,8 @@ class Life:
             is_right = self.mode != "static_shape" and not self.updates_in_backward()
             self.hybridize(self.mode if is_right else "imperative")
         self.renew_trainer(self.optimizer)
-        return self.load_states() if keeps_states else []
+        if keeps_states:
+            self.load_states()
 
     def make_parallel_again(self):
         """Predict with a reverted net on the last device between two make_parallel."""
@@ -348,15 +338,14 @@ class Life:
         return [y]
 
     def convert(self):
-        return self._unless_one(convert_sync_batchnorm)
+        self._unless_one(convert_sync_batchnorm)
 
     def revert_norms(self):
-        return self._unless_one(revert_sync_batchnorm)
+        self._unless_one(revert_sync_batchnorm)
 
     def _unless_one(self, change):
         if not self.is_one:
             change(self.net)
-        return []
 
     def _norms(self):
         return [x for x in self.net.layers if isinstance(x, StatisticsInForward)]
@@ -367,13 +356,11 @@ class Life:
             freeze_statistics(self.net, frozen)
         for norm in self._norms():
             norm._kwargs["use_global_stats"] = frozen
-        return []
 
     def recompute(self, sizes):
         batches = [array(X[:rows]) * (1 + k) for k, rows in enumerate(sizes)]
         if not self.is_one:
-            recompute_statistics(self.net, batches)
-            return []
+            return recompute_statistics(self.net, batches)
         for norm in self._norms():
             norm.collected = []
         for x in batches:
@@ -382,7 +369,6 @@ class Life:
             if norm.collected:
                 norm.write((0, 0), 1, mx.nd.concat(*norm.collected, dim=0))
             norm.collected = None
-        return []
 
     def add_layer(self, is_norm, trains):
         """Add a layer, whose parameters belong to the net from the next call on."""

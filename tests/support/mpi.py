@@ -60,12 +60,12 @@ def launcher(ranks):
     return [_mpirun(), *options, "-n", str(ranks)]
 
 
-def start(ranks, body, *arguments, init=INIT, **environment):
+def start(ranks, body, *arguments, init=INIT):
     """Start a program of `body` on each rank; return the launcher's process."""
     program = [sys.executable, "-c", PREAMBLE + init + body, *map(str, arguments)]
     return subprocess.Popen(
         launcher(ranks) + program,
-        env={**os.environ, "PYTHONPATH": ROOTS, "OMP_NUM_THREADS": "1", **environment},
+        env={**os.environ, "PYTHONPATH": ROOTS, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

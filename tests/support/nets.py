@@ -20,8 +20,8 @@ array = partial(nd.array, dtype="float64")
 X = [[1.0, 2], [3, 5], [-1, 2], [0, 1], [4, -2], [2, 2]]
 
 
-def dense(units=2, inputs=2, **options):
-    return nn.Dense(units, in_units=inputs, **options)
+def dense(units=2, inputs=2):
+    return nn.Dense(units, in_units=inputs)
 
 
 class Net(Function):

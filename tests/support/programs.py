@@ -6,11 +6,16 @@ from gluon_syncbn import SyncBatchNorm
 
 import mxnet as mx
 import numpy as np
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from mxnet.gluon import nn
 
 from support.blocks import Function
 from support.helpers import cpus, set_mode
+
+SETTINGS = settings(
+    database=None, deadline=None, suppress_health_check=list(HealthCheck)
+)
 
 
 def one_of(*values):
