@@ -12,6 +12,7 @@ from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
 import mxnet as mx
 from mxnet import autograd
 
+from ..compat import IS_GLUON_2
 from . import tape
 from .arrays import copyto, write_sum
 from .parameters import (
@@ -147,6 +148,8 @@ def copy_owners(parameters: Sequence, index: int | None = None) -> None:
     if not parameters:
         return
     was_recording = autograd.set_recording(False)
+    # A graph that Gluon 2 traces would also take the copies.
+    was_traced = IS_GLUON_2 and mx._deferred_compute.set_deferred_compute(False)
     try:
         for parameter in parameters:
             arrays: Any = parameter._data or ()
@@ -155,6 +158,8 @@ def copy_owners(parameters: Sequence, index: int | None = None) -> None:
                 copyto(arrays[0].as_nd_ndarray(), out=arrays[k].as_nd_ndarray())
     finally:
         autograd.set_recording(was_recording)
+        if was_traced:
+            mx._deferred_compute.set_deferred_compute(True)
 
 
 def is_replicated(parameter: Any) -> bool:

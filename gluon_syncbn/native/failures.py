@@ -10,6 +10,7 @@ from functools import lru_cache
 import mxnet as mx
 
 from ..arguments import check_type
+from ..mxnet_private.tape import release_owners
 from .interrupts import watch_ctrl_c
 from .library import load
 from .program_lines import locate
@@ -33,6 +34,7 @@ def failure() -> str:
 
 def raise_pending() -> None:
     """Raise MXNetError if a layer has failed or another thread called `recover`."""
+    release_owners()
     failed = failure()
     if failed:
         raise mx.MXNetError(failed)

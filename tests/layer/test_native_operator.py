@@ -13,6 +13,7 @@ import pytest
 from mxnet import autograd
 from mxnet.gluon import HybridBlock, nn
 from support import reference
+from support.blocks import gluon_1_only
 from support.helpers import (
     MODES,
     assert_all_near,
@@ -23,8 +24,11 @@ from support.helpers import (
 )
 from support.nd import nd
 
-# Some functions below leave out a convolution or an input.
-pytestmark = pytest.mark.filterwarnings("ignore:.*is not used by any computation")
+pytestmark = [
+    gluon_1_only("it has no native operator"),
+    # Some functions below leave out a convolution or an input.
+    pytest.mark.filterwarnings("ignore:.*is not used by any computation"),
+]
 
 # Convolutions do not use oneDNN without this, so all arrays are row-major.
 HAS_BLOCKS = os.environ.get("MXNET_MKLDNN_ENABLED") != "0"

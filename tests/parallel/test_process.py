@@ -125,17 +125,17 @@ os._exit(print('done', flush=True) or 0)
 from support.helpers import status
 
 layer = ready(gluon_syncbn.SyncBatchNorm(in_channels=1), ctx=contexts)
-big = mx.nd.ones((800, 800), contexts[1])
+big = nd.ones((800, 800), ctx=contexts[1])
 
 def forward(x):
     if x.context == contexts[1]:
-        x = x + 0 * mx.nd.dot(big, big)[0, 0]
+        x = x + 0 * nd.dot(big, big)[0, 0]
     with autograd.record():
         return layer(x)
 
 def train():
-    shards = devices.split(mx.nd.array([[1.0], [3.0]]))
-    return [y.asscalar() for y in devices.map(forward, shards)]
+    shards = devices.split(nd.array([[1.0], [3.0]]))
+    return [y.asnumpy().item() for y in devices.map(forward, shards)]
 
 results = train(), train()
 before = status('Threads')
@@ -284,10 +284,11 @@ def test_exits_and_forks(name, tmp_path):
 
 WITHOUT_A_LAYER = """
 import gluon_syncbn, mxnet as mx
+from support.nd import nd
 net = gluon_syncbn.make_parallel(mx.gluon.nn.Dense(1), [mx.cpu(0), mx.cpu(1)])
 net.initialize()
 with mx.autograd.record():
-    net(mx.nd.ones((2, 1)))
+    net(nd.ones((2, 1)))
 """
 
 
