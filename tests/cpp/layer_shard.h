@@ -28,6 +28,7 @@ struct Setting {
   bool training = true;
   bool masked = false;  // the last row of each shard is padding
   int64_t channels = 5;
+  WriteMode dgamma_mode = WriteMode::kAdd;
 
   syncbn::Options ToOptions(size_t devices) const {
     syncbn::Options options;
@@ -84,7 +85,7 @@ struct Shard {
 
   void BeginBackward(syncbn::SyncBatchNorm* layer, const Setting& setting) {
     layer->BeginBackward(Data(dy), Data(setting.from_output ? y : x),
-                         {setting.dx_mode, WriteMode::kAdd, WriteMode::kWrite, Data(dx),
+                         {setting.dx_mode, setting.dgamma_mode, WriteMode::kWrite, Data(dx),
                           Vector(dgamma), Vector(dbeta)});
   }
 

@@ -49,6 +49,7 @@ void TestSettings() {
   const Activation none, relu{Function::kLeakyRelu, 0}, leaky{Function::kLeakyRelu, 0.1};
   std::vector<std::pair<std::string, Setting>> settings = {
       {"without dx", {none, false, kNull}},
+      {"without dgamma", {none, false, kWrite, kWrite, false, true, false, 5, kNull}},
       {"leaky_relu onto y", {leaky, true, kWrite, kAdd}},
       {"leaky_relu without y", {leaky, true, kWrite, kNull}},
       {"prediction that keeps x", {none, true, kWrite, kWrite, true, false}},
@@ -66,7 +67,8 @@ void TestSettings() {
     settings.push_back({"prediction", {none, false, kWrite, mode, false, false}});
     settings.push_back({"leaky prediction", {leaky, false, kWrite, mode, false, false}});
   }
-  const std::vector<std::vector<int64_t>> rows_of_shards = {{3}, {2, 0}, {4, 1, 2}};
+  // 50 rows need several blocks a channel, and have fewer terms than Compare allows.
+  const std::vector<std::vector<int64_t>> rows_of_shards = {{3}, {2, 0}, {4, 1, 2}, {50}};
   for (DType dtype : test::kDTypes) {
     for (const auto& rows : rows_of_shards) {
       for (const auto& [name, setting] : settings) TestSetting(dtype, rows, setting, name);
