@@ -287,6 +287,9 @@ def test_recover_waits_for_the_turn_of_another_thread(devices):
         threads.submit(recover).result()  # cancels nothing after that error
         assert failures.latest_recovery[0] == number
         threads.submit(step).result()
+    with ThreadPoolExecutor(1) as threads:  # this thread had no error
+        threads.submit(recover).result()
+    assert failures.latest_recovery[0] == number + 1
 
 
 def noisy_net(contexts):

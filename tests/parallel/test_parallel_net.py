@@ -146,7 +146,7 @@ def test_another_net_with_the_same_parameter_names_keeps_its_graph(devices):
 
 
 @pytest.mark.parametrize("state", ["deferred", "in part"])
-def test_a_net_that_is_initialized_elsewhere_is_moved(state, devices):
+def test_a_net_that_is_initialized_elsewhere_is_moved(state, devices, tmp_path):
     net, x = nn.HybridSequential(), nd.ones((3, 2))
     net.add(nn.Dense(4), nn.BatchNorm(), nn.Dense(3))
     part = net[0] if state == "in part" else net
@@ -157,9 +157,14 @@ def test_a_net_that_is_initialized_elsewhere_is_moved(state, devices):
     assert net(x).shape == (3, 3)
     for parameter in net.collect_params().values():
         assert contexts_of(parameter) == devices.contexts
-    net.initialize(ctx=mx.cpu(3), force_reinit=True)
-    with pytest.raises(ValueError, match=r"got cpu\(3\)"):
-        net(x)
+    net.save_parameters(f"{tmp_path}/net.params")
+    for read in (
+        lambda **options: net.initialize(force_reinit=True, **options),
+        lambda **options: net.load_parameters(f"{tmp_path}/net.params", **options),
+    ):
+        read(ctx=mx.cpu(3))
+        with pytest.raises(ValueError, match=r"got cpu\(3\)"):
+            net(x)
 
 
 def test_nets_that_share_parameters(devices):

@@ -35,6 +35,7 @@ def error_of(function, *arguments):
     raise AssertionError('nothing was raised')
 """
 INIT = """
+distributed.shutdown()  # does nothing before init
 distributed.init(30)
 gluon_syncbn.set_timeout(20)
 rank, size = distributed.rank(), distributed.size()
