@@ -264,6 +264,15 @@ def test_a_layer_that_the_first_call_makes(recwarn):
     assert synchronized_layers(net) == [net[0]]
 
 
+def test_a_layer_with_a_forward_of_its_own_is_not_converted(devices):
+    layer = nn.BatchNorm(in_channels=3)
+    layer.forward = lambda x: 2 * x
+    make_parallel(layer, devices.contexts, sync_bn=False)
+    with pytest.warns(UserWarning, match="forward"):
+        gluon_syncbn.convert_sync_batchnorm(layer)
+    assert type(layer) is nn.BatchNorm
+
+
 # ---- revert_parallel -----------------------------------------------------------------
 
 
