@@ -377,6 +377,19 @@ TEST(ACallIsNotReadyWhileItsMessagesAreBeingSent) {
   }
 }
 
+TEST(ARankClosesAfterItsMessagesWereSent) {
+  static int questions = 0;
+  struct Slow : LocalTransport {
+    using LocalTransport::LocalTransport;
+    bool Busy() const override { return ++questions < 3; }
+    void Close() override { CHECK(questions >= 3, "messages are still being sent"); }
+  };
+  syncbn::Table rank;
+  rank.Connect(std::make_unique<Slow>(std::make_shared<Network>(1), 0));
+  CHECK(rank.Disconnect(10, 10));
+  CHECK_EQ(questions, 3);
+}
+
 TEST(SendsThatFail) {
   struct Broken : LocalTransport {
     using LocalTransport::LocalTransport;
