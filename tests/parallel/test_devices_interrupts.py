@@ -6,6 +6,7 @@ import random
 import signal
 import sys
 import threading
+import time
 
 import gluon_syncbn
 from gluon_syncbn.mxnet_private import tape
@@ -86,6 +87,25 @@ def test_a_profilers_timer_after_ctrl_c_does_not_end_the_map(devices):
 
 class Raised(Exception):
     """The exception of a signal's handler."""
+
+
+def test_an_interrupted_map_waits_for_its_thread(devices):
+    """MXNet crashes if two threads call it at once."""
+    done = []
+
+    def call(_):
+        os.kill(os.getpid(), signal.SIGALRM)
+        time.sleep(0.3)
+        done.append(True)
+
+    def handle(*_):
+        raise Raised
+
+    former = signal.signal(signal.SIGALRM, handle)
+    with pytest.raises(Raised):
+        devices.map(call, devices.contexts)
+    signal.signal(signal.SIGALRM, former)
+    assert done == [True]
 
 
 FOLDER = os.path.dirname(gluon_syncbn.__file__)
