@@ -23,18 +23,19 @@ LIBRARIES = ("gluon_syncbn", "gluon_syncbn_mpi")
 EVERY_KIND = "tests/layer/test_every_kind.py"
 ARGUMENTS = "tests/package/test_public_arguments.py"
 NETS = [f"tests/parallel/test_{x}.py" for x in ("errors", "parallel_net", "process")]
+RANKS = "tests/distributed"
 NATIVE = [f"test_{x}" for x in "op cuda_op exchange ranks schedules".split()]
 # The first folder that fits has the nearest tests, the quickest first: native ones, and
 # files for pytest.
 NEAREST = [
-    ("src/exchange/mpi_transport.cc", [], ["tests/distributed"]),
+    ("src/exchange/mpi_transport.cc", [], [RANKS]),
     ("src/exchange", NATIVE, NETS[:2]),
     ("src/op/cuda", ["test_cuda_op"], []),
     ("src/op", NATIVE[:2], [EVERY_KIND, "tests/layer", *NETS, "tests/statistics"]),
     ("src/mxnet/errors.cc", ["test_errors"], NETS),
     ("src/mxnet", [], [EVERY_KIND, "tests/layer", *NETS, "tests/parallel"]),
-    ("gluon_syncbn/distributed", [], ["tests/distributed"]),
-    ("gluon_syncbn/native", [], [ARGUMENTS, *NETS, "tests/parallel", "tests/distributed"]),
+    ("gluon_syncbn/distributed", [], [RANKS]),
+    ("gluon_syncbn/native", [], [ARGUMENTS, *NETS, "tests/parallel", RANKS]),
     ("gluon_syncbn/parallel", [], [ARGUMENTS, *NETS, "tests"]),
 ]
 SWAPS = {
