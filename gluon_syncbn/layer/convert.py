@@ -29,10 +29,15 @@ from .symbol_blocks import remake_graph
 from .synchronization import Settings, Synchronization, check_numbers
 
 
-def convert(net: mx.gluon.Block, settings: Settings) -> list[Norm]:
-    """Convert all norms that can be converted; return all norms."""
+def convert(
+    net: mx.gluon.Block, settings: Settings, keeps_own: bool = False
+) -> list[Norm]:
+    """Convert all norms that can be converted; return all norms.
+
+    If `keeps_own`, a SyncBatchNorm keeps its setting where `settings` has the default.
+    """
     norms = _norms_to_change(net)
-    _synchronize([norm for norm in norms if not norm.reason], settings)
+    _synchronize([norm for norm in norms if not norm.reason], settings, keeps_own)
     remaining = [norm for norm in norms if norm.reason]
     if remaining:
         warn(f"these batch normalizations stay unsynchronized: {comma_list(remaining)}")
@@ -97,13 +102,14 @@ def _norms_to_change(net):
     return norms
 
 
-def _synchronize(norms, settings):
+def _synchronize(norms, settings, keeps_own=False):
     """Convert the layers; raise errors before any layer changes."""
     for norm in norms:
         _check(norm, settings)
     if any(isinstance(norm.layer, SyncBatchNorm) for norm in norms):
         mx.nd.waitall()  # pending calls use the former settings
-    _remake_graphs([norm for norm in norms if _convert_layer(norm, settings)])
+    pairs = [(norm, _settings_of(norm.layer, settings, keeps_own)) for norm in norms]
+    _remake_graphs([norm for norm, own in pairs if _convert_layer(norm, own)])
 
 
 def _check(norm, settings):
@@ -129,7 +135,6 @@ def _convert_layer(norm, settings):
     """Convert a layer; return True if graphs with the layer must be remade."""
     layer = norm.layer
     _set_fixed_gamma(layer)
-    settings = settings._replace(**_kept_settings(layer))
     if isinstance(layer, SyncBatchNorm):
         sync = layer._sync
         # A node of a SymbolBlock may share `sync` with the layer from which the graph
@@ -149,15 +154,20 @@ def _convert_layer(norm, settings):
     return True
 
 
-def _kept_settings(layer):
+def _settings_of(layer, settings, keeps_own):
+    """Return the settings of a layer after its conversion."""
     if isinstance(layer, SyncBatchNorm):
-        settings = layer._sync.settings
+        former = layer._sync.settings
     elif isinstance(layer, ActivatedBatchNorm):
-        settings = layer._activation_settings
+        former = layer._activation_settings
     else:  # MXNet's own layer; 1.8 and later also have one with a ReLU
         has_relu = getattr(layer, "fuse_relu", False)
-        settings = Settings(activation="relu" if has_relu else None)
-    return {"activation": settings.activation, "slope": settings.slope}
+        former = Settings(activation="relu" if has_relu else None)
+    if keeps_own and isinstance(layer, SyncBatchNorm):
+        pairs = zip(Settings._fields, settings, Settings())
+        given = {name: value for name, value, default in pairs if value != default}
+        return former._replace(**given)
+    return settings._replace(activation=former.activation, slope=former.slope)
 
 
 def _revert_layer(layer):

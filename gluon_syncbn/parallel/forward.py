@@ -215,7 +215,7 @@ class ParallelForward(ForwardOnDevices):
 
     def convert_layers(self, blocks: Sequence[mx.gluon.Block]) -> None:
         if self._settings:
-            convert(self.net, self._settings)
+            convert(self.net, self._settings, keeps_own=True)
             self._unconverted = set(unsynchronized_layers(self.net))
             self._classes = {block: type(block) for block in blocks}
 

@@ -62,15 +62,17 @@ def make_parallel(
         also accepted.
     sync_bn : bool, default True
         If True, turn every BatchNorm of `net` into a SyncBatchNorm over `ctx`, in
-        place. Layers that are added later are converted in the next training call. If
-        False, the results of a net with BatchNorm depend on the number of devices.
+        place. A SyncBatchNorm is also synchronized over `ctx` and keeps its other
+        settings. Layers that are added later are converted in the next training call.
+        If False, the results of a net with BatchNorm depend on the number of devices.
     batch_axis : int, default 0
         The axis of the rows, in every argument and result.
     reset_ctx : bool, default False
         If True, move parameters that are initialized on other contexts to `ctx`. Some
         of GluonCV's nets are partly initialized when they are made.
     nonfinite : "propagate", "skip" or "raise", default "propagate"
-        The setting of :class:`SyncBatchNorm` for the layers that `sync_bn` converts.
+        The setting of :class:`SyncBatchNorm` for the layers that `sync_bn` converts. A
+        SyncBatchNorm keeps its own, unless this is not the default.
 
     Returns
     -------

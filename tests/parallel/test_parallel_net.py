@@ -264,6 +264,15 @@ def test_a_layer_that_the_first_call_makes(recwarn):
     assert synchronized_layers(net) == [net[0]]
 
 
+@pytest.mark.parametrize("nonfinite, kept", [("propagate", "skip"), ("raise", "raise")])
+def test_a_synchronized_layer_keeps_its_settings(nonfinite, kept, devices):
+    options = {"timeout": 7, "group": "machine", "unbiased_running_var": True}
+    layer = SyncBatchNorm(1, nonfinite="skip", activation="relu", **options)
+    expected = layer._sync.settings._replace(num_devices=2, nonfinite=kept)
+    make_parallel(layer, devices.contexts, nonfinite=nonfinite)
+    assert layer._sync.settings == expected
+
+
 def test_a_layer_with_a_forward_of_its_own_is_not_converted(devices):
     layer = nn.BatchNorm(in_channels=3)
     layer.forward = lambda x: 2 * x
