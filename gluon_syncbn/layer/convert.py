@@ -108,7 +108,7 @@ def _synchronize(norms, settings, keeps_own=False):
         _check(norm, settings)
     if any(isinstance(norm.layer, SyncBatchNorm) for norm in norms):
         mx.nd.waitall()  # pending calls use the former settings
-    pairs = [(norm, _settings_of(norm.layer, settings, keeps_own)) for norm in norms]
+    pairs = [(norm, _new_settings(norm.layer, settings, keeps_own)) for norm in norms]
     _remake_graphs([norm for norm, own in pairs if _convert_layer(norm, own)])
 
 
@@ -154,7 +154,7 @@ def _convert_layer(norm, settings):
     return True
 
 
-def _settings_of(layer, settings, keeps_own):
+def _new_settings(layer, settings, keeps_own):
     """Return the settings of a layer after its conversion."""
     if isinstance(layer, SyncBatchNorm):
         former = layer._sync.settings
