@@ -80,7 +80,7 @@ TABLE = [
         "2 0.5",
     ),
 ]
-# At most 32 roundings of numbers below 11, or the rounding of the table.
+# Errors of 32 roundings of numbers below 11, and of the rounding of the table.
 ERRORS = {"float32": 32 * 11 * 2**-24, "float64": 1e-8}
 
 
