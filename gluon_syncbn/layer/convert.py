@@ -158,15 +158,15 @@ def _new_settings(layer, settings, keeps_own):
     """Return the settings of a layer after its conversion."""
     if isinstance(layer, SyncBatchNorm):
         former = layer._sync.settings
+        if keeps_own:
+            pairs = zip(Settings._fields, settings, Settings())
+            given = {name: value for name, value, default in pairs if value != default}
+            return former._replace(**given)
     elif isinstance(layer, ActivatedBatchNorm):
         former = layer._activation_settings
     else:  # MXNet's own layer; 1.8 and later also have one with a ReLU
         has_relu = getattr(layer, "fuse_relu", False)
         former = Settings(activation="relu" if has_relu else None)
-    if keeps_own and isinstance(layer, SyncBatchNorm):
-        pairs = zip(Settings._fields, settings, Settings())
-        given = {name: value for name, value, default in pairs if value != default}
-        return former._replace(**given)
     return settings._replace(activation=former.activation, slope=former.slope)
 
 

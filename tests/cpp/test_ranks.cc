@@ -266,7 +266,8 @@ TEST(PartsThatAreRefused) {
   bytes[sizeof(uint64_t)] = 9;
   CHECK(Refuses(0, 1, bytes), "9 is not a kind of message");
   bytes = Encode(PartOf(kAll));
-  for (const size_t size : {bytes.size() + 1, bytes.size() - 1, size_t{9}, size_t{0}}) {
+  const size_t whole = bytes.size();
+  for (const size_t size : {whole + 9, whole + 1, whole - 1, size_t{9}, size_t{0}}) {
     bytes.resize(size);
     CHECK(Refuses(0, 1, bytes), size, " bytes");
   }

@@ -4,6 +4,7 @@ import re
 
 import gluon_syncbn
 from gluon_syncbn import SyncBatchNorm
+from gluon_syncbn.compat import IS_GLUON_2
 
 import mxnet as mx
 import numpy as np
@@ -215,4 +216,5 @@ def test_one_value_per_channel_in_the_whole_batch_warns_once_per_process():
     lines = [x for x in lines if "StorageManager" not in x]  # MXNet 2 writes it
     first, *_, warning, _, _ = lines
     assert first == "trained with 2"  # one row for each device
-    assert "trains on one value per channel" in warning
+    name = "SyncBatchNorm" if IS_GLUON_2 else "batchnorm0"
+    assert f"SyncBatchNorm '{name}' trains on one value per chan" in warning
